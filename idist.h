@@ -138,8 +138,8 @@ BACKENDS
     nccl   ring with the device backend nccl, as in Ignite; needs idist_nccl.h.
     xla    ring with an XLA device; needs idist_xla.h. Ignite's name xla-tpu means xla with a TPU.
 
-    idist_nccl.h and idist_xla.h add device memory to any of them. A program has the backends whose
-    headers it includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
+    idist_nccl.h and idist_xla.h add device memory to self, ring and mpi. A program has the backends
+    whose headers it includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
     idist_register_backend. The world uses the backend that desc.backend or IDIST_BACKEND names.
     Otherwise it uses the first backend that accepts the configuration, in this order: the one
     registered last, ..., mpi, ring, self.
@@ -188,8 +188,8 @@ LAUNCHING
     In a step of srun, RANK and WORLD_SIZE may repeat Slurm's numbers (RANK=$SLURM_PROCID
     WORLD_SIZE=$SLURM_NTASKS). On one node, they may also come from a launcher that started more
     ranks than the step has tasks. Any other values contradict Slurm, unless LOCAL_WORLD_SIZE or
-    torchrun's variables show that a launcher inside the step set them. IDIST_LAUNCHER says which
-    values to believe.
+    torchrun's variables show that a launcher inside the step set them. In case of a contradiction,
+    IDIST_LAUNCHER selects the values that count.
 
     The ranks meet at desc.store, or else at desc.init_method, or else at IDIST_INIT_METHOD:
 
@@ -214,7 +214,7 @@ LAUNCHING
     At file:///path, processes without a rank are assigned one from the file. A process has no rank
     if only IDIST_WORLD_SIZE or WORLD_SIZE is set, or if desc.rank is -1. The first process becomes
     rank 0, and each rank is assigned once. Which process gets which rank differs from run to run.
-    Local ranks follow from the hosts, as always.
+    Local ranks follow from the hosts, as in any world.
 
         for i in 1 2 3; do
             IDIST_INIT_METHOD=file:///tmp/meet WORLD_SIZE=3 ./app &
@@ -247,7 +247,7 @@ LAUNCHING
                              (IDIST_TRANSPORT=tcp)
         IDIST_SOCKET_IFNAME  network interfaces that other hosts can reach: prefixes (eth,ib), whole
                              names (=eth0), or all interfaces except some (^docker). If unset,
-                             NCCL_SOCKET_IFNAME is used, in the same grammar, then
+                             NCCL_SOCKET_IFNAME is used, with the same syntax, then
                              GLOO_SOCKET_IFNAME, a list of whole names. If none of them is set,
                              idist uses the interface that leads to rank 0, or else the first
                              interface. See idist_show_config for the address and the interface
@@ -259,8 +259,8 @@ LAUNCHING
         IDIST_LOG            see LOGGING
         IDIST_TRACE          the file of a timeline; see [api:trace]
         IDIST_LOST_FILE      a file that a rank creates if it lost another rank, or could not join
-                             because of another rank. Launchers set it to tell a cause from its
-                             consequences
+                             because of another rank. Launchers set it to learn whether a rank
+                             failed only because another rank failed
         LOCAL_RANK, LOCAL_WORLD_SIZE   optional
 
     idist reads the environment and never changes it. Workers that idist_spawn starts by exec have
@@ -363,10 +363,10 @@ THREADS
 MEMORY
 
     desc.allocator provides all memory except the memory from idist_alloc, shared memory, the
-    handles of worlds and groups, and a few short-lived buffers. Handles of closed worlds (up to 16)
-    and of their groups (up to 256) are kept, about 340 KiB in all. So a call with a stale handle
-    returns IDIST_ERR_STATE (see idist_close). In a shared library, the handles are kept until it is
-    unloaded.
+    buffers and programs of idist_xla.h, the handles of worlds and groups, and a few short-lived
+    buffers. Handles of closed worlds (up to 16) and of their groups (up to 256) are kept, about 340
+    KiB in all. That is why a call with a stale handle returns IDIST_ERR_STATE (see idist_close). In
+    a shared library, the handles are kept until it is unloaded.
 
     A ring world takes 32 KiB, and another 32 KiB per rank. Messages that arrive before their
     receive take up to 2 MiB per rank (5 MiB if they are all empty, for the records of the
@@ -428,9 +428,9 @@ WRITING A BACKEND
 
 LIMITS
 
-    Linux only. A ring world has at most a few hundred ranks. Each rank keeps memory for every other
-    rank (see MEMORY), and rank 0 serves all ranks while they meet. A world has up to 224
-    user-defined ops and 128 user-defined dtypes. Tags are 0 .. 2^31-1. A ring world does not
+    Linux only. A ring world is meant for at most a few hundred ranks: each rank keeps memory for
+    every other rank (see MEMORY), and rank 0 serves all ranks while they meet. A world has up to
+    224 user-defined ops and 128 user-defined dtypes. Tags are 0 .. 2^31-1. A ring world does not
     shrink: after a loss, finalize and start again.
 
 HISTORY
@@ -797,9 +797,9 @@ typedef struct idist_desc {
     // host. "tcp": TCP everywhere. Environment: IDIST_TRANSPORT.
     const char *transport;
 
-    // "auto". For tests also "latency" or "bandwidth" (messages), or "chunked" (shared memory,
-    // never the path for small messages). Or "remote": as "auto", but large buffers are read from
-    // the other processes even if this machine is slow at it. Environment: IDIST_ALGO.
+    // "auto". For tests also "latency" or "bandwidth" (messages), or "chunked" (shared memory in
+    // chunks, even for small messages). Or "remote": as "auto", but large buffers are read from the
+    // other processes even where such reads are slow. Environment: IDIST_ALGO.
     const char *algorithm;
 
     // "none", or "core" to keep each rank on one of the processors it may use. Environment:
@@ -833,9 +833,9 @@ typedef struct idist_desc {
     idist_report *report;
 
     // "cpu", "cuda", "cuda:1", "tpu", "tpu:1", "xla" or "xla:1". Without a number the device is the
-    // local rank modulo the number of devices. The default, NULL, is a device that all ranks have:
-    // "cuda" if the program includes idist_nccl.h, "tpu" or "xla" if the program includes
-    // idist_xla.h, otherwise "cpu". Environment: IDIST_DEVICE.
+    // local rank modulo the number of devices. The default, NULL, uses devices if all ranks have
+    // one: "cuda" if the program includes idist_nccl.h, "tpu" or "xla" if the program includes
+    // idist_xla.h. Otherwise it is "cpu". Environment: IDIST_DEVICE.
     const char *device;
 
     // For idist_spawn: "fork", or "exec" to run the program anew. Environment: IDIST_START_METHOD.
@@ -893,7 +893,7 @@ IDIST_API idist_status idist_initialize(const idist_desc *desc);
 // completed the calls that involve this rank, then frees everything.
 //
 // Call it before the process exits, even after a last barrier. A call that is complete on this rank
-// may still be under way on other ranks. When this rank is gone, the call returns
+// may still be under way on other ranks. If this process just exits, the call returns
 // IDIST_ERR_PEER_LOST there.
 //
 // If requests are pending or an idist_group_begin is open, idist_finalize returns IDIST_ERR_STATE
@@ -961,9 +961,10 @@ IDIST_API idist_status idist_abort(idist_group *group);
 IDIST_API idist_status idist_open(const idist_desc *desc, idist_group **world);
 
 // Leaves a world that idist_open joined, as idist_finalize leaves the default world. Sets the
-// pointer to NULL, unless the world stays open. Copies of the handle and the groups of that world
-// become invalid: calls on them return IDIST_ERR_STATE. After 16 more worlds or 256 more groups, a
-// stale handle may be the handle of a new one. Returns IDIST_ERR_ARG if *world is not such a world.
+// pointer to NULL, unless the world stays open. Copies of the handle become invalid, and so do the
+// groups of that world: calls on them return IDIST_ERR_STATE. After 16 more worlds or 256 more
+// groups, a stale handle may be the handle of a new one. Returns IDIST_ERR_ARG if *world is not
+// such a world.
 IDIST_API idist_status idist_close(idist_group **world);
 
 //------------------------------------------------------------------------------
@@ -1136,12 +1137,12 @@ IDIST_API idist_status idist_all_gather_alloc(const void *send, size_t count, id
 //
 // dst and src are ranks of the group, and may be the caller's own. Messages from one rank to
 // another with the same tag arrive in the order in which they were sent. A send may return before
-// the receiver asks for the message (up to some KiB), or only afterwards; do not rely on either
+// the receiver asks for the message (up to several KiB), or only afterwards; do not rely on either
 // behavior. In a world of more than 64 ranks, the first message to a rank may wait until that rank
 // makes a call on the same world. Tags are 0 .. 2^31 - 1.
 //
 // A receive that times out before a message arrives ends with IDIST_ERR_TIMEOUT, and the group
-// remains usable. A send of more than some KiB that times out also fails the group, because the
+// remains usable. A send of a larger message that times out also fails the group, because the
 // message was already announced to the receiver.
 //------------------------------------------------------------------------------
 
@@ -1162,8 +1163,8 @@ IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, in
                                   idist_recv_info *info, const idist_opts *opts);
 
 // Waits until there is a message that idist_recv would take with this src and tag, and describes
-// the message in *info. The message stays. Receives that were posted before take precedence. In all
-// other respects (opts.request, time-out, lost ranks) a probe is like a receive. Does not see
+// the message in *info. The message stays. Receives that were posted earlier take precedence. In
+// all other respects (opts.request, time-out, lost ranks) a probe is like a receive. Does not see
 // messages from device memory that do not pass through the host.
 IDIST_API idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_opts *opts);
 
@@ -1174,10 +1175,10 @@ IDIST_API idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_in
                                     const idist_opts *opts);
 
 // Probes for a message and reserves it. From then on, other receives and probes do not find the
-// message; only idist_mrecv with this *message (not with a copy of it) receives it. The function
-// idist_mprobe waits for a message, like idist_probe. The function idist_improbe does not wait;
-// found and opts are as in idist_iprobe. So several threads may probe and receive with
-// IDIST_ANY_SOURCE, and each gets the message that it probed.
+// message; only idist_mrecv with this *message (not with a copy of it) receives it. So several
+// threads may probe and receive with IDIST_ANY_SOURCE, and each gets the message that it probed.
+// The function idist_mprobe waits for a message, like idist_probe. The function idist_improbe does
+// not wait; found and opts are as in idist_iprobe.
 //
 // message->info describes the message. The old contents of *message are overwritten. With a
 // request, *message must stay valid until the request is complete. A matched message that is never
@@ -1191,9 +1192,9 @@ IDIST_API idist_status idist_improbe(int src, int tag, bool *found, idist_messag
 
 // Receives a matched message into buf and empties *message. With a request, *message must stay
 // valid, and must not be used for another probe, until the request is complete. Any thread may
-// receive the message, not only the thread that probed, but one at a time. The group is the group
-// of the probe, whatever opts.group says. opts.plan must be NULL. Returns IDIST_ERR_ARG if *message
-// is empty.
+// receive the message, not only the thread that probed, but only one thread at a time. The group is
+// the group of the probe, whatever opts.group says. opts.plan must be NULL. Returns IDIST_ERR_ARG
+// if *message is empty.
 //
 // Returns IDIST_ERR_TRUNCATED and IDIST_ERR_MISMATCH as idist_recv does: buf is untouched, and
 // *message keeps the message. If the group has failed, for example because a rank was lost, the
@@ -1211,8 +1212,9 @@ IDIST_API idist_status idist_sendrecv(const void *send, size_t sendcount, int ds
                                       const idist_opts *opts);
 
 // Blocks until the operation is complete, returns its status and empties the request. Returns
-// IDIST_OK for an empty request. Any thread may wait, but one at a time for a request. A request
-// may be copied or moved in memory while its operation runs; wait for only one of the copies.
+// IDIST_OK for an empty request. Any thread may wait, but only one thread at a time for the same
+// request. A request may be copied or moved in memory while its operation runs; wait for only one
+// of the copies.
 IDIST_API idist_status idist_wait(idist_request *request);
 
 // Sets *done to true if the operation is complete, and then returns its status and empties the
@@ -1221,14 +1223,14 @@ IDIST_API idist_status idist_test(idist_request *request, bool *done);
 
 // Makes a stream (a cudaStream_t) wait for an operation on device memory: work added to the stream
 // from now on sees the result. Empties the request. Does not wait for the device, only for the
-// host's part of a staged call. A later failure fails the group.
+// host's part of a staged call (see idist_nccl.h). A later failure fails the group.
 IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 
 // Detaches a request without waiting: the request becomes empty and the operation continues. The
 // buffers must stay valid until the program knows by other means that the operation is complete.
-// idist_free_group and idist_finalize wait for the operation. If the operation fails alone, as a
-// receive may, only a warning in the log says so. Returns IDIST_ERR_ARG for a request of
-// idist_split_start, which must be waited for.
+// idist_free_group and idist_finalize wait for the operation. If the operation fails but its group
+// does not, as may happen with a receive, only a warning in the log says so. Returns IDIST_ERR_ARG
+// for a request of idist_split_start, which must be waited for.
 IDIST_API idist_status idist_request_free(idist_request *request);
 
 // Cancels a receive or a probe, unless it has already matched a message. Then *cancelled is true,
@@ -1295,15 +1297,15 @@ IDIST_API idist_status idist_wait_any_of(idist_request *const *requests, size_t 
 // that have such plans must fill them in the same order.
 IDIST_API idist_status idist_plan_create(idist_plan **plan);
 
-// Makes the call that the plan stores. The other ranks may use plans for the call or not. Plans
-// follow the rule of all calls on a group: make their calls in the same order on all ranks. If
-// ranks start different plans, they get IDIST_ERR_MISMATCH, even if the plans store the same
+// Makes the call that the plan stores. The other ranks may make the call with or without a plan.
+// Plans follow the rule of all calls on a group: make their calls in the same order on all ranks.
+// If ranks start different plans, they get IDIST_ERR_MISMATCH, even if the plans store the same
 // collective; the text says which plans ("by plan 2"). Ranks without a plan may hide the mismatch
 // from others until a later call.
 //
 // The request is used as in idist_opts; if it is NULL, the call blocks. The buffers and *info must
-// stay where they were, and so must the arrays of a v-form with their contents. The operation of
-// any call must be complete before the next call may use its buffers. So start a plan again only
+// stay where they were, and so must the arrays of a v-form with their contents. A call may use the
+// buffers of an earlier call only after the earlier call is complete. So start a plan again only
 // when its request is complete. Returns IDIST_ERR_STATE if the plan is empty or its group is gone.
 IDIST_API idist_status idist_plan_start(const idist_plan *plan, idist_request *request);
 
@@ -1313,9 +1315,9 @@ IDIST_API idist_status idist_plan_free(idist_plan **plan);
 // Between begin and end, the calls of this thread only start and return, and idist_group_end
 // completes all of them together. So their order does not matter: exchanges that would deadlock one
 // by one work. Results are valid after idist_group_end, which returns the first failure. Wait for a
-// call with opts.request by idist_wait; idist_group_end does not wait for it. Calls that have no
-// request form (finalize, the groups, sendrecv, bytes, alloc) return IDIST_ERR_STATE in between.
-// Begin and end may be nested; the outermost end waits.
+// call that has opts.request with idist_wait; idist_group_end does not wait for such a call. Calls
+// that have no request form (finalize, the groups, sendrecv, bytes, alloc) return IDIST_ERR_STATE
+// in between. Begin and end may be nested; the outermost end waits.
 IDIST_API idist_status idist_group_begin(void);
 IDIST_API idist_status idist_group_end(void);
 
@@ -1355,9 +1357,9 @@ IDIST_API idist_status idist_split_start(idist_group *parent, int color, int key
                                          idist_group **group, idist_request *request);
 
 // Frees a group and sets the pointer to NULL. Each rank that has the group calls it. Does not wait
-// for the other ranks, except that calls with opts.stream must have started on all of them. Returns
-// IDIST_ERR_STATE if requests on the group are pending. Returns IDIST_ERR_ARG for the group of a
-// world, and for NULL.
+// for the other ranks, except until they have started the calls that this rank made with
+// opts.stream. Returns IDIST_ERR_STATE if requests on the group are pending. Returns IDIST_ERR_ARG
+// for the group of a world, and for NULL.
 IDIST_API idist_status idist_free_group(idist_group **group);
 
 // Creates a group of the live members of `group` (NULL: the default world), in the same order,
@@ -1435,8 +1437,8 @@ IDIST_API idist_status idist_reduce_local(const void *in, void *inout, size_t co
 // [api:spawn]  worker processes
 //------------------------------------------------------------------------------
 
-// The function that a worker runs. Its result modulo 256 becomes the exit code of the process: 0
-// for success. No other result becomes 0.
+// The function that a worker runs. Its result modulo 256 becomes the exit code of the process; 0
+// means success. A nonzero multiple of 256 becomes 1.
 typedef int (*idist_worker_fn)(int local_rank, void *arg);
 
 typedef struct idist_workers idist_workers;
@@ -1489,7 +1491,7 @@ IDIST_API idist_status idist_spawn_kill(idist_workers *workers, int signal_numbe
 // the world of the launcher, calls fn in this process and finalizes. If fn does not return 0, the
 // world ends at once: this rank gets IDIST_ERR_WORKER_FAILED, and the other ranks lose this rank.
 // Requests that fn has left open must not be used any more. Logs its steps at info level with the
-// name of fn, for which idist_parallel_run is a macro.
+// name of fn. idist_parallel_run is a macro so that it can pass this name.
 #define idist_parallel_run(desc, fn, arg) idist_parallel_run_named((desc), (fn), (arg), #fn)
 IDIST_API idist_status idist_parallel_run_named(const idist_desc *desc, idist_worker_fn fn,
                                                 void *arg, const char *name);
@@ -1532,14 +1534,14 @@ IDIST_API void idist_free(void *ptr);
 // IDIST_ERR_PEER_LOST says that the server is gone. Pointers to results may be NULL, except `ready`
 // and `n`.
 //
-// Every call may wait for the server. Over a socket, the server has the store's own time-out to
-// answer, limited to 1 s .. 30 s, even beyond the timeout_ms of the call. If the server does not
-// answer, for example because it was stopped, this call and all later ones return
-// IDIST_ERR_TIMEOUT. Then close the store and open it again.
+// Every call may wait for the server. Over a socket, a call waits for the server's answer for up to
+// the store's own time-out, limited to 1 s .. 30 s, even if the call's timeout_ms is shorter. If
+// the server does not answer, for example because it was stopped, this call and all later ones
+// return IDIST_ERR_TIMEOUT. Then close the store and open it again.
 //------------------------------------------------------------------------------
 
 typedef struct idist_store_desc {
-    bool server;          // for tcp and file: this process has the table (only rank 0)
+    bool server;          // for tcp and file: this process is the server; set on rank 0 only
     int timeout_ms;       // default of every wait; 0 means 5 minutes
     const void *secret;   // as in idist_desc; tcp beyond loopback needs one (or IDIST_INSECURE=1)
     size_t secret_nbytes; // with a secret, a tcp server listens at that port of all addresses
@@ -1590,9 +1592,9 @@ IDIST_API idist_status idist_store_add(idist_store *store, const char *key, int6
                                        int64_t *result);
 
 // Replaces the value by `desired` if it equals `expected`; a missing key equals an empty value.
-// Both have up to 4 MiB. Returns IDIST_OK whether or not the value was replaced. Copies what the
-// key has afterwards to `value`, and sets *nbytes to its size. If that exceeds capacity, returns
-// IDIST_ERR_TRUNCATED, and `value` is untouched.
+// Both have up to 4 MiB. Returns IDIST_OK whether or not the value was replaced. Copies the value
+// that the key then has to `value`, and sets *nbytes to its size. If the size exceeds capacity,
+// returns IDIST_ERR_TRUNCATED, and `value` is untouched.
 IDIST_API idist_status idist_store_compare_set(idist_store *store, const char *key,
                                                const void *expected, size_t nexpected,
                                                const void *desired, size_t ndesired, void *value,
@@ -1658,9 +1660,9 @@ IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
 // never returned has a begin and no end. The file is valid JSON at any moment except the instant in
 // which an event is added.
 //
-// Times are microseconds since 1970. They are computed from the monotonic clock and its offset,
-// measured at the start, from the clock of the host. So ranks of a host agree, and hosts agree as
-// well as NTP synchronizes their clocks.
+// Times are microseconds since 1970. They are the monotonic clock plus its offset from the host's
+// clock, which is measured once at the start. So ranks of a host agree, and hosts agree as well as
+// NTP synchronizes their clocks.
 //
 // If the file cannot be written, a warning is logged, and the program continues without it.
 //
@@ -1879,16 +1881,16 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 // os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h. Neither file has an include guard, because each drop-in has its own
-// locks.
+// Included by base/begin.h. Neither file has an include guard, because every drop-in contains its
+// own copy of both.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
-// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
-// norms check that numbers are finite.
+// that one rank contributes must reach all ranks, the conversions in base/small_float.h rely on the
+// order of their steps, and gradient norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -2147,8 +2149,8 @@ IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_
 // macOS has arc4random_buf, and Windows has BCryptGenRandom.
 
 // Fills the buffer with random bytes fit for keys. Never fails. If a sandbox has no random source,
-// the bytes are computed from the clock, the process id and the buffer's address. Nonces must at
-// least differ.
+// the bytes are computed from the clock, the process id and the buffer's address. Such bytes can be
+// guessed, but nonces made of them still differ.
 static void idist__os_random(void *buf, size_t nbytes);
 
 // ---- os/process.h --------------------------------------------------------------------------------
@@ -2163,9 +2165,9 @@ static void idist__os_random(void *buf, size_t nbytes);
 // empty. Like torch's env://, treats an empty variable as unset.
 static const char *idist__os_env(const char *name);
 
-// Sets a variable that is unset or empty, for a library that reads the environment. No other thread
-// may read or change the environment during the call. Returns false if memory cannot be allocated.
-IDIST__UNUSED static bool idist__os_env_default(const char *name, const char *value);
+// Sets a variable, for a library that reads the environment. No other thread may read or change the
+// environment during the call. Returns false if memory cannot be allocated.
+IDIST__UNUSED static bool idist__os_env_set(const char *name, const char *value);
 
 //------------------------------------------------------------------------------
 // what the system allows this process
@@ -2252,8 +2254,8 @@ static char **idist__os_process_variables(void);
 // Sets whether a descriptor stays open in a program that this process executes. Safe after fork.
 static void idist__os_process_pass(int fd, bool pass);
 
-// Moves a descriptor above 2, because stdin, stdout and stderr may be closed. Returns false with
-// errno on failure. *fd is valid in both cases.
+// Moves a descriptor above 2. The descriptor may have the number of stdin, stdout or stderr if that
+// stream was closed. Returns false with errno on failure. *fd is valid in both cases.
 static bool idist__os_process_move_fd(int *fd);
 
 // Maps memory that this process shares with its children: the memory of a file or, if fd is -1,
@@ -2489,9 +2491,9 @@ static void idist__os_cond_wait(idist__os_cond *cond, idist__os_mutex *mutex, in
 // them with idist__os_file_close.
 //
 // A lock belongs to the open file, not to the process, so the ranks of one process can exclude each
-// other. The lock ends when the last descriptor of the open file is closed, at the latest when the
-// process dies. The locked byte need not exist. macOS and Windows have such locks in flock and
-// LockFileEx.
+// other. The lock ends when the last descriptor of the open file is closed. The kernel closes the
+// descriptors of a process that dies. The locked byte need not exist. Windows has such locks
+// (LockFileEx). On macOS, a lock of flock also belongs to the open file, but covers the whole file.
 //------------------------------------------------------------------------------
 
 typedef enum idist__os_file_mode {
@@ -2507,8 +2509,8 @@ typedef enum idist__os_file_lock {
     IDIST__OS_FILE_LOCKED // another open file has the lock
 } idist__os_file_lock;
 
-// Opens a file. Returns IDIST__OS_NO_FILE on failure. If the path is a pipe, blocks until the pipe
-// has a writer.
+// Opens a file. Returns IDIST__OS_NO_FILE on failure. In mode READ, blocks on a named pipe until
+// the pipe has a writer.
 static idist__os_file idist__os_file_open(const char *path, idist__os_file_mode mode);
 
 // Closes a file, if it is open, and sets it to IDIST__OS_NO_FILE. Returns false if an earlier write
@@ -2864,8 +2866,9 @@ IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void);
 // unknown.
 IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name);
 
-// Adapts a TCP socket after some bytes have been exchanged. If the peer is far away, restores the
-// system's congestion control, because BBR copes with losses on long paths.
+// Adapts a TCP socket after some bytes have been exchanged. Until then another congestion control
+// replaces the system's BBR. If the peer is far away, restores BBR, which copes with losses on long
+// paths.
 IDIST__UNUSED static void idist__os_socket_measured(int fd);
 
 // Returns a socket that listens at an address, or -1. EADDRINUSE means that another socket listens
@@ -2966,7 +2969,7 @@ IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity);
 
 // ---- os/beacon.h ---------------------------------------------------------------------------------
 
-// os/beacon.h: a name that exists as long as its process, and wakes it
+// os/beacon.h: a name that exists as long as its process, and through which others wake it
 //
 // A process opens a beacon under a local name. The kernel removes the name when the process ends,
 // for whatever reason. Other processes need no connection to see this, or to wake the process while
@@ -2985,9 +2988,10 @@ IDIST__UNUSED static int idist__os_beacon_observer(void);
 
 // Makes a beacon readable. Never blocks.
 //
-// EAGAIN has two possible reasons. The queue of the beacon may be full; then the beacon is already
-// readable. Or the send buffer of our socket is full of datagrams that nobody has read yet (about
-// 280 of one byte each, over all beacons). In that case another socket can still send.
+// On Linux the send may fail with EAGAIN, for one of two reasons. The queue of the beacon may be
+// full; then the beacon is already readable. Or the send buffer of the observer is full of
+// datagrams that nobody has read yet (about 280 of one byte each, over all beacons). Then a new
+// socket can still send, so this function tries one.
 IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_address *address);
 
 // Checks a beacon without waking its process. Returns 0 if the beacon is open, ECONNREFUSED if it
@@ -3182,8 +3186,8 @@ static const char *idist__os_env(const char *name) {
     return value && value[0] ? value : NULL;
 }
 
-IDIST__UNUSED static bool idist__os_env_default(const char *name, const char *value) {
-    return idist__os_env(name) || setenv(name, value, 1) == 0;
+IDIST__UNUSED static bool idist__os_env_set(const char *name, const char *value) {
+    return setenv(name, value, 1) == 0;
 }
 
 // Returns the soft limit, or -1 if there is none.
@@ -3474,7 +3478,7 @@ static bool idist__os_cpu_bind(int index, bool stay) {
         one.bits[i / width] = 1ul << (i % width);
         if (syscall(SYS_sched_setaffinity, 0, sizeof one, &one) != 0) return false;
         if (stay) return true;
-        // The thread has already moved.
+        // The thread now runs on that processor, so its former set can be restored.
         return syscall(SYS_sched_setaffinity, 0, sizeof all, &all) == 0;
     }
 
@@ -4276,7 +4280,8 @@ static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || e
 // Opens a stream socket without Nagle's delay. Returns -1 on failure.
 //
 // BBR paces its sends by a timer, which costs more than half of the bandwidth inside a machine
-// room. Another congestion control replaces BBR until idist__os_socket_measured is called.
+// room. So another congestion control replaces BBR. If the peer is far away,
+// idist__os_socket_measured restores BBR.
 static int idist__os_socket_open(int family) {
     int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     char name[16];
@@ -4657,7 +4662,7 @@ IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
 
 // ---- os/linux/beacon.h ---------------------------------------------------------------------------
 
-// os/linux/beacon.h: a name that exists as long as its process, and wakes it
+// os/linux/beacon.h: a name that exists as long as its process, and through which others wake it
 
 IDIST__UNUSED static int idist__os_beacon_light(const idist__os_address *address) {
     int error, fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -4784,9 +4789,9 @@ IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
 //
 // Functions: idist__fail_*, idist__callback_*.
 //
-// Every failure gets its status and its text here, once, where the failure is noticed.
-// idist_last_error returns the text. Functions of the program are also called through this file, so
-// that their exceptions are caught.
+// The code that notices a failure calls idist__fail once, with the status and the text of the
+// failure. idist_last_error returns the text. Functions of the program are also called through this
+// file, so that their exceptions are caught.
 
 //------------------------------------------------------------------------------
 // status names, and the text of a thread's last failure
@@ -4932,8 +4937,8 @@ static bool idist__callback_threw(const char *name, const char *callback) {
 // copying, appending and decoding text
 //------------------------------------------------------------------------------
 
-// Returns the text after `prefix`, or the whole text if it does not begin with `prefix`. Used for
-// texts that quote each other; no decision depends on the result.
+// Returns the text after `prefix`, or the whole text if it does not begin with `prefix`. Used when
+// one error text quotes another; no decision depends on the result.
 IDIST__UNUSED static const char *idist__text_behind(const char *text, const char *prefix) {
     size_t nbytes = strlen(prefix);
     return strncmp(text, prefix, nbytes) == 0 ? text + nbytes : text;
@@ -5001,7 +5006,8 @@ static const char *idist__number_convert(char *text, const char *printed) {
     if (strstr(printed, "nan")) from = "nan";
 
     for (; *from; from++) {
-        bool is_point = !strchr("0123456789+-einfa", *from); // perhaps one of several bytes
+        // The decimal point of a locale may have several bytes.
+        bool is_point = !strchr("0123456789+-einfa", *from);
 
         if (!is_point) *to++ = *from;
         else if (!in_point) *to++ = '.';
@@ -5160,10 +5166,10 @@ IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void 
 // base/window.h: memory that all ranks of the host have mapped, for idist_alloc
 //
 // A window is this rank's part of a file that the ranks of the host share. The other ranks read the
-// contents of the window without a copy. The window is as large as the host's memory, but takes
-// neither memory nor addresses until idist_alloc needs them. The window grows by extents. The owner
-// maps a new extent immediately. The other ranks map the extent when they first look for new
-// extents (ring/shm/view.h).
+// contents of the window without a copy. The window is usually at least as large as the host's
+// memory, but takes neither memory nor addresses until idist_alloc needs them. The window grows by
+// extents. The owner maps a new extent immediately. The other ranks map the extent when they first
+// look for new extents (ring/shm/view.h).
 //
 //   | extent 0 | extent 1 | extent 2      | hole ...
 //
@@ -5171,8 +5177,8 @@ IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void 
 // freeing the last block unmaps the extents. To find the window of an address, idist_free searches
 // a list of all windows.
 
-// Maximum number of extents of a window. An extent is about half as large as all previous extents
-// together, or larger.
+// Maximum number of extents of a window. Few are needed, because a new extent is usually at least
+// half as large as all previous extents together.
 enum { IDIST__EXTENTS = 40 };
 #define IDIST__EXTENT_MIN ((size_t)1 << 20)
 
@@ -5269,7 +5275,7 @@ static idist__window_extent *idist__window_grow(idist__window *window, size_t nb
     if (size < nbytes || size > window->nbytes - at) size = nbytes;
     extent->map = (char *)idist__os_memory_map(window->fd, window->at + at, size);
 
-    if (!extent->map) { // a limit, which may still allow the size needed now
+    if (!extent->map) { // a limit may still allow the size that is needed now
         size = nbytes;
         extent->map = (char *)idist__os_memory_map(window->fd, window->at + at, size);
     }
@@ -5475,7 +5481,7 @@ static void idist__log_print(const idist__log *log, idist_log_level level, const
 // base/dtype.h: names, sizes and classes of dtypes
 //
 // A dtype that a program creates has its number in the lowest byte and its size in the bytes above.
-// Fingerprints carry the lowest byte only.
+// The fingerprint of a call (core/fingerprint.h) carries the lowest byte only.
 
 enum {
     IDIST__USER_DTYPES = 128, // numbers from IDIST_DTYPE_USER on
@@ -6214,8 +6220,8 @@ static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idi
 }
 
 // Reduces in pieces of 4 KiB, so that intermediate results stay in the first-level cache. Reads
-// each input once and writes out once. Only the step for the last operand writes to out, because
-// out may be an input that has not been read yet.
+// each input once and writes `out` once. Only the step for the last operand writes to `out`,
+// because `out` may be an input that has not been read yet.
 __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n,
                                                            size_t count, idist_dtype dtype,
                                                            idist_op op, int divide_by) {
@@ -6423,7 +6429,8 @@ static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
     for (i = 0; i < 32; i++) out[i] = (uint8_t)(s->h[i / 4] >> (24 - 8 * (i % 4)));
 }
 
-// Computes out = HMAC-SHA256(key, label | a | b). A key of 32 bytes is never hashed first.
+// Computes out = HMAC-SHA256(key, label | a | b). HMAC hashes only a key longer than a block of 64
+// bytes, so this key is used as it is.
 static void idist__sha_hmac(const uint8_t key[32], const char *label, const void *a, size_t na,
                             const void *b, size_t nb, uint8_t out[32]) {
     idist__sha s;
@@ -6670,11 +6677,12 @@ static bool idist__meet_is_loopback(const idist__meet *meet) {
 //   IDIST_ADDR            taken as it is. The value may also be a name or a router's address. This
 //                         host may not know the name, or may know it as a loopback address, because
 //                         installers write such a line into /etc/hosts.
-//   IDIST_SOCKET_IFNAME   the first address of an interface that the variable admits
+//   IDIST_SOCKET_IFNAME   (or NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME) the first address of an
+//                         interface that the variable admits
 //   the hint              an address of this host that another host is known to use, or that this
 //                         host uses to reach another host
-//   otherwise             the first address of an interface; interfaces of containers only if there
-//                         are no others
+//   otherwise             the first address of an interface; docker* and virbr* only if there are
+//                         no other interfaces
 //
 // Addresses of the hint's family come first. Other hosts cannot use loopback and link-local
 // addresses, so only IDIST_ADDR can name one.
@@ -6734,8 +6742,9 @@ static idist__interface_filter idist__interface_filter_of_user(void) {
 }
 
 // Finds the address by which this host reaches its own server, which listens on all addresses.
-// Chooses the address that other hosts use, so that the connection shows that address. Chooses
-// loopback if that address does not belong to this host, or is valid on one link only.
+// Chooses the address that other hosts use, because rank 0 later takes the local address of this
+// connection as its hint (see idist__records_store_address). Chooses loopback if that address does
+// not belong to this host, or is valid on one link only.
 static void idist__interface_reach_self(const idist__meet *server, char *ip, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
     int i, addresses, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
@@ -6946,8 +6955,8 @@ static idist_status idist__connection_listen_everywhere(int port, const char *wh
 
 // Listens for other hosts at the address that this host advertises. IDIST_ADDR may give an address
 // that this host does not have, or a name that it cannot resolve or resolves to loopback. In these
-// cases, listens at the address that this host would advertise without IDIST_ADDR. Used by
-// processes that trust the network; a server with a secret listens on all addresses.
+// cases, listens at the address that this host would advertise without IDIST_ADDR. Used with
+// IDIST_INSECURE=1; a process with a secret listens on all addresses instead.
 static idist_status idist__connection_listen_beyond(const idist__own_address *own,
                                                     const idist__os_address *hint, int port,
                                                     const char *what, int *fd) {
@@ -7034,10 +7043,10 @@ static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
 // being reflected to its sender. The nonces prevent replay. The tags cover version, role, rank and
 // job, so that none of these can be changed in transit. Nothing is encrypted.
 //
-// A stranger can make the server read at most 96 bytes, and allocate nothing. The server also
-// answers a hello that does not match, so that the client can report the difference. If a client's
-// connection ends before the last byte, the server had no slot for the client, which tries again;
-// see net/pending.h.
+// A stranger can make the server read at most 96 bytes, and cannot make it allocate memory. The
+// server also answers a hello that does not match, so that the client can report the difference. If
+// the connection ends before the last byte, the client tries again, because the server may have had
+// no slot for it; see net/pending.h.
 //
 // Neither side blocks: idist__auth_step continues as far as the socket allows.
 
@@ -7277,7 +7286,7 @@ static idist_status idist__auth_next_of_client(idist__handshake *shake) {
     if (status != IDIST_OK) return status;
     status = idist__auth_check_tag(shake, "S", shake->in + IDIST__HELLO_BYTES);
 
-    if (status != IDIST_OK) { // the send buffer has space for the zeros
+    if (status != IDIST_OK) { // one write is enough: the send buffer has space
         memset(shake->out, 0, IDIST__AUTH_TAG_NBYTES);
         zeros.data = shake->out;
         zeros.nbytes = IDIST__AUTH_TAG_NBYTES;
@@ -7668,7 +7677,7 @@ typedef struct idist__blob {
 // leaves a will in one step, so that no process can die between the two. The last '%' in the will's
 // key stands for the sum.
 typedef struct idist__store_request {
-    int op;          // see IDIST__STORE_SET
+    int op;          // IDIST__STORE_*
     idist__blob key; // for operations on one key
     idist__blob a;   // SET: the value; COMPARE_SET: the expected value; CLAIM: the will's key
     idist__blob b;   // COMPARE_SET: the desired value; CLAIM: the will's value
@@ -7679,7 +7688,7 @@ typedef struct idist__store_request {
     size_t capacity;
     size_t nbytes;        // size of the value, even if it does not fit
     bool flag;            // CHECK: all keys exist; DELETE: the key existed
-    bool posted;          // SET, ADD, CLAIM: do not wait for an answer
+    bool posted;          // SET, CLAIM: do not wait for an answer
     int64_t deadline_ns;  // for GET and WAIT
     int64_t answer_by_ns; // latest time for the server's answer, 0 if unlimited
 } idist__store_request;
@@ -7701,7 +7710,7 @@ typedef struct idist__table {
 // A store. Each kind of store has its own functions, and its own data behind `impl`.
 struct idist_store {
     idist_status (*run)(idist_store *store,
-                        idist__store_request *req); // blocks until the request's deadline
+                        idist__store_request *req); // may block until the request's deadline
     void (*close)(idist_store *store);              // frees impl
     idist_allocator mem;
     int timeout_ms;       // default for calls without a time-out
@@ -7949,10 +7958,11 @@ static idist_status idist__table_timed_out(const idist__store_request *request,
 //   - A process that finds byte 1 locked holds byte 2 until it gets byte 1. A client in a busy loop
 //     checks byte 2 every few milliseconds and lets the waiting process go first.
 //
-// The record of a will has a key of 9 bytes: a zero byte and a u64. The u64 is the offset of a byte
-// that the owner of the will keeps locked. The value contains the key and the value to set: u32
-// key_nbytes, key, value. When the lock on that byte is released, the next process that makes or
-// repeats a request executes the will. All records of one request are committed together.
+// The record of a will (see idist__store_request) has a key of 9 bytes: a zero byte and a u64. The
+// u64 is the offset of a byte that the owner of the will keeps locked. The value contains the key
+// and the value to set: u32 key_nbytes, key, value. When the lock on that byte is released, the
+// next process that makes or repeats a request executes the will. All records of one request are
+// committed together.
 
 enum {
     IDIST__FILE_SERVER_BYTE = 0,  // locked by the server
@@ -8503,10 +8513,10 @@ static idist_status idist__file_store_open(idist_store *store, const char *path,
 
 // store/wire.h: the protocol between client and server, the same as torch's TCPStore
 //
-// A request is one byte for the operation (see IDIST__STORE_SET), followed by the fields of the
-// operation. Numbers are in the client's byte order. A string is a u64 length followed by its
-// bytes. Every key begins with '/'. A connection begins with VALIDATE and a magic number. A client
-// sends WAIT before each GET.
+// A request is one byte for the operation (IDIST__STORE_*, see store/table.h), followed by the
+// fields of the operation. Numbers are in the client's byte order. A string is a u64 length
+// followed by its bytes. Every key begins with '/'. A connection begins with VALIDATE and a magic
+// number. A client of torch's server sends WAIT before each GET.
 //
 //     operation            fields                     answer
 //     VALIDATE             u32 magic                  -
@@ -8520,9 +8530,10 @@ static idist_status idist__file_store_open(idist_store *store, const char *path,
 //     DELETE               key                        i64: 1 deleted, 0 there was none
 //     CANCEL_WAIT          -                          u8 1, or none if the WAIT was answered
 //
-// Our own server also accepts these requests:
+// Our own server also accepts these requests. AWAIT_VALUE replaces WAIT and GET. For CLAIM and
+// wills, see idist__store_request.
 //
-//     CLAIM                key, key, value            i64 sum
+//     CLAIM                key, will key, will value  i64 sum
 //     AWAIT_VALUE          key                        u8 as for WAIT, then value if u8 is 0
 //     DROP_WILL            -                          -
 
@@ -9079,7 +9090,7 @@ static void idist__server_accept(idist__server *server) {
 }
 
 // Turns a connection whose handshake is complete into a client. Closes the connection if the server
-// is full.
+// is full or out of memory.
 static void idist__server_admit(idist__server *server, idist__handshake *handshake) {
     idist__server_client *client = NULL;
 
@@ -9744,15 +9755,15 @@ static idist_status idist__client_no_secret(const char *address_text) {
 }
 
 // Performs the handshake of a new connection. Sets *retry if the server closed the connection,
-// because it was full or has just ended. *give_up_ns is the time when such retries end, or 0 as
-// long as no server has closed a connection.
+// because the server may have been full or may have just ended. *give_up_ns is the time when such
+// retries end, or 0 as long as no server has closed a connection.
 static idist_status idist__client_handshake(idist__client_store *client, const uint8_t key[32],
                                             int64_t deadline_ns, int64_t *give_up_ns, bool *retry) {
     int64_t own_deadline_ns = idist__os_clock_deadline(IDIST__PENDING_MS);
     idist__handshake handshake;
     idist_status status;
 
-    // Our own server answers immediately or never.
+    // A server in this process answers immediately or never.
     if (client->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
     idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
     idist__auth_set_secrecy(&handshake, client->secrecy);
@@ -9882,7 +9893,7 @@ static idist_status idist__client_find(idist__client_store *client,
 // Where the server listens, and which clients it admits.
 typedef struct idist__client_serving {
     const idist__meet *at;
-    int listener; // socket from spawn that already listens, or -1
+    int listener; // socket that already listens (from idist_spawn or PMI), or -1
     const uint8_t *key;
     int secrecy; // IDIST__SECRECY_*
 } idist__client_serving;
@@ -10394,8 +10405,8 @@ IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const ch
 }
 
 // Adds 1 to the number of a key and leaves a will, see idist__store_request. If `sum` is NULL, does
-// not wait for the sum. In that case the server must be ours, and idist__store_posted_sum returns
-// the sum after the next request has been answered.
+// not wait for the sum. In that case the store must be a client of idist's own server, not of
+// torch's. idist__store_posted_sum then returns the sum after the next request has been answered.
 IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const char *key,
                                                      const char *will_key, const void *will,
                                                      size_t nbytes, int64_t *sum) {
@@ -10656,7 +10667,7 @@ typedef struct idist__config {
     const char *lone_method; // init method of a process that does not know its rank, or NULL
     idist_store *store;      // the caller's store, used instead of `meet`
     idist_store *drawn;      // the store at `meet` that assigned our rank; owned by the world
-    int listener;            // listening socket that rank 0 of a spawn inherits, or -1
+    int listener;            // rank 0's socket that already listens (spawn, PMI), or -1
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
     int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
@@ -10679,7 +10690,8 @@ typedef struct idist__config {
     const void *nccl_comm, *nccl_config, *xla_api;
     void *xla_client;
     char backends[128]; // the backends that the user asked for, or ""
-    // Where a rank reports that it has lost another rank. Later failures may only be consequences.
+    // Where a rank reports that it has lost another rank. A later failure of this rank may be only
+    // a consequence.
     int *lost;            // memory that a worker shares with its parent, or NULL
     char lost_file[1024]; // otherwise a file that the rank creates for its launcher, or ""
     idist_allocator mem;
@@ -10871,7 +10883,7 @@ static void idist__slurm_local_size(idist__config *config) {
 // Decides whether to use RANK and WORLD_SIZE inside a Slurm step, and sets *used. The variables may
 // come from an inner launcher such as torchrun, repeat Slurm's own numbers, or be left over from
 // elsewhere. If the variables repeat Slurm's numbers without the rest of torch's variables, Slurm
-// is the launcher. Unlike these variables, Slurm provides the local rank and the meeting place.
+// is the launcher, because Slurm also provides the local rank and the meeting place.
 static idist_status idist__slurm_check_env(bool *used) {
     int rank = 0, size = 1, slurm_rank = 0, slurm_size = 1, nodes = 1;
     const char *size_var = idist__slurm_size_var();
@@ -10995,7 +11007,7 @@ static bool idist__pmi_connect(const char *port, const char *id, int64_t deadlin
     snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
     ok = pmi.fd >= 0 && idist__pmi_request(&pmi, text, "cmd=initack");
 
-    while (ok && !strstr(pmi.line, "debug=")) { // the last line of the answer
+    while (ok && !strstr(pmi.line, "debug=")) { // "debug=" is in the last line of the answer
         ok = idist__pmi_read_line(&pmi);
         if (sscanf(pmi.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
         if (sscanf(pmi.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
@@ -11339,7 +11351,7 @@ static idist_status idist__tf_config_read(idist__config *config, const char *tex
 // applies decides. IDIST_LAUNCHER narrows the table to the rows with one name. If no row applies,
 // the process runs alone.
 //
-//     idist__detect_launcher -> row.detect -> idist__detect_by_variables -> row.look
+//     idist__detect_launcher -> row.detect (mostly idist__detect_by_variables) -> row.look
 
 typedef struct idist__launcher idist__launcher;
 
@@ -11365,8 +11377,8 @@ struct idist__launcher {
     void (*look)(idist__detect_look *look, bool asked);
 };
 
-// Skips the row if the user has set WORLD_SIZE and the rank is in Kubernetes' JOB_COMPLETION_INDEX.
-// The next row handles this case.
+// Skips the row if RANK is not set and Kubernetes has set JOB_COMPLETION_INDEX. WORLD_SIZE, if set,
+// then belongs to the next row.
 static void idist__detect_look_env(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!look->has_rank && idist__os_env("JOB_COMPLETION_INDEX")) look->skip = true;
@@ -11384,9 +11396,9 @@ static void idist__detect_look_pals(idist__detect_look *look, bool asked) {
     if (!look->has_rank) look->has_size = false;
 }
 
-// Skips the row if srun set PMI_RANK and PMI_SIZE, because srun does not set hydra's local rank.
-// Also skips the row if hydra set PMI_PORT instead of these variables. The next row handles
-// PMI_PORT.
+// Skips the row in a Slurm step without hydra's local rank, because srun has then set PMI_RANK and
+// PMI_SIZE. Also skips the row if hydra set PMI_PORT instead of these variables. The next row
+// handles PMI_PORT.
 static void idist__detect_look_hydra(idist__detect_look *look, bool asked) {
     if (!asked && !idist__os_env("MPI_LOCALRANKID") && idist__slurm_in_step()) look->skip = true;
     if (asked && !look->has_rank && !look->has_size && idist__os_env("PMI_PORT")) look->skip = true;
@@ -11633,7 +11645,7 @@ static idist_status idist__detect_launcher(idist__config *config) {
 //     init_method (or IDIST_INIT_METHOD)   ->  config->meet
 //     file:///path                             FILE, the path or path.GROUP
 //     tcp://239.x.y.z:port                     MULTICAST, named after world size, run and restart
-//     tcp://host:port                          LOCAL for a loopback host, otherwise TCP
+//     tcp://host:port                          LOCAL for loopback or one host, otherwise TCP
 //     env:// or none, MASTER_ADDR and _PORT    as for tcp://; TORCH if torchrun's agent serves
 //     none of these, one host                  LOCAL, named after the launcher's job
 //     none of these, hydra                     PMI
@@ -11665,8 +11677,8 @@ static bool idist__where_is_one_host(const idist__config *config) {
 }
 
 // Sets config->meet to a host and a port. Ranks that share a loopback address share a host and need
-// no TCP, so they meet at a local socket. The socket's name contains the port, the run and the
-// restart count, because two jobs may have the same port if nobody listens at it.
+// no TCP, so they meet at a local socket. No rank listens at the port, so two jobs may have the
+// same port. Therefore the socket's name also contains the run and the restart count.
 static void idist__where_tcp(idist__config *config, const char *host, int port) {
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
@@ -11950,10 +11962,10 @@ static idist_status idist__where_check_lone(const idist__config *config) {
 //------------------------------------------------------------------------------
 // a process claims its rank, and the other ranks learn if the process ends
 //
-// A process that tells the store its rank leaves a will in the same request. If the process ends
-// before it has joined, the store sets the key in which the other ranks look for failures. Before
-// that request, the other ranks do not know that the process exists, and wait until their time-out.
-// The will does not cover:
+// A process that tells the store its rank leaves a will in the same request (see
+// idist__store_request). If the process then ends before it has joined, the store sets the key in
+// which the other ranks look for failures. Before that request, the other ranks do not know that
+// the process exists, and wait until their time-out. The will does not cover:
 //
 //     a process that ends before its handshake with the store is complete, or never starts
 //     rank 0, whose process runs the store, for ranks that have not reached the store yet
@@ -12178,8 +12190,8 @@ static idist_status idist__draw_rank(idist__config *config) {
 //
 // Turns the caller's idist_desc and the environment into one idist__config. The result contains our
 // rank and world size (from the launcher that started us), the place where the ranks meet, and
-// every other setting. Code that starts a world (calls/, spawn/) calls idist__config_fill once and
-// reads the environment nowhere else.
+// every other setting. Code that starts a world (calls/, spawn/) calls idist__config_fill once.
+// Outside of launch/, only a few variables are read, each by the file that needs it.
 //
 // Only idist__config_fill fills in defaults.
 
@@ -12636,7 +12648,7 @@ typedef struct idist__call {
     bool peeks;         // true for a probe: a receive that describes a message and leaves it
     uint32_t dtype_tag; // tag of a user dtype when the call began; 0 if not looked up yet
     uint32_t plan;      // number of the plan that makes this collective; 0 if there is none
-    uint64_t check;     // the count, or a hash of the counts; must also be equal on all ranks
+    uint64_t check;     // the count, or a hash of the counts; must be equal on all ranks
     union {
         // Copy of the op of a reduction. The backend makes the copy, because the program may free
         // the op while the call runs. If NULL, idist__world_user_op finds the op in the world.
@@ -12716,8 +12728,8 @@ struct idist__task {
         bool asked;     // has asked the peer of a message which rank the peer waits for
         bool warned;    // has logged that the task is slow; may ask once more afterwards
     } late;
-    bool patient; // has the world's time-out: the caller expects no return without a result
-    uint32_t seq; // number within the group; 0 if point-to-point, or not numbered yet
+    bool patient;             // the deadline is the world's, not one that the caller has set
+    uint32_t seq;             // number within the group; 0 if point-to-point, or not numbered yet
     idist__fingerprint whole; // the larger call that the task is a part of; kind 0 if none
     uint16_t parent_past;     // digest of the calls before the larger call
     int timeout_ms;
@@ -12885,9 +12897,9 @@ struct idist_backend_api {
     //
     // The core asks device backends in every world, after a host backend has claimed the
     // configuration. A device backend returns IDIST_OK if the core should call wrap. It returns
-    // IDIST_ERR_NO_BACKEND if the configuration names what only another device backend has. It
-    // fails if config->device_backend is any other name that it does not know. Its own name is one
-    // that it knows.
+    // IDIST_ERR_NO_BACKEND if the configuration names a device, or a value of
+    // config->device_backend, that belongs to another device backend. It returns another error if
+    // it does not know the value at all. It knows at least its own name.
     idist_status (*claim)(idist__config *config, const char **why);
 
     // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl. For each rank,
@@ -12980,8 +12992,9 @@ struct idist_backend_api {
 
     // Tells the other members that this rank waits in t, so that they can report a mismatch, or
     // answer that they are alive. Called when t has waited for a while. Called again before
-    // core/timer.h logs a warning, and before the deadline of t (g->asked_ns). For a message, the
-    // second call (late.asked) finds out which rank the peer waits for. May end any task.
+    // core/timer.h logs a warning, and before the deadline of t; for a collective, g->asked_ns is
+    // the time of that call. For a message, the second call (late.asked) finds out which rank the
+    // peer waits for. May end any task.
     void (*announce)(idist__task *t);
 
     // Appends the ranks that are missing in t, for example "rank 3 on host b (last seen in barrier
@@ -13055,7 +13068,8 @@ typedef struct idist_device_api {
     bool (*landed)(idist__task *t, idist_status status);
 
     // Makes `stream` wait for a task that is `followed` but not done. Detaches the task, even if
-    // follow fails. Releases the lock while it adds to the stream, whose queue may be full.
+    // follow fails. Releases the lock while it adds to the stream, because that blocks if the
+    // stream's queue is full.
     idist_status (*follow)(idist__task *t, void *stream);
 
     // Waits, while the world is being closed, for the threads that have released the lock in
@@ -13098,8 +13112,8 @@ typedef struct idist__world_machine {
     // Bytes in flight between two hosts while they use all of the network; 0 if unknown.
     uint64_t network_nbytes;
     int foreign_thread_count; // threads of other libraries, which never call idist
-    bool one_thread_calls;    // the program must not call from two threads at a time
-    bool single_threaded; // the backend allows one thread only: requests progress only inside calls
+    bool one_thread_calls;    // only one thread of the program may call idist
+    bool single_threaded;     // no progress thread is allowed: requests progress only inside calls
 } idist__world_machine;
 
 typedef struct idist__world_tasks {
@@ -13223,7 +13237,8 @@ typedef struct idist__backend_entry {
 
 static idist__os_mutex idist__backend_lock = IDIST__OS_MUTEX_INIT;
 static const idist__backend_entry *idist__backend_list;
-static idist__backend_entry idist__backend_first_entries[8]; // no leak when a plugin is unloaded
+// The first entries are static, so that a plugin that contains idist leaks nothing when unloaded.
+static idist__backend_entry idist__backend_first_entries[8];
 static size_t idist__backend_count;
 
 // Returns the entry of the backend that was registered last. `next` leads to the earlier ones.
@@ -13346,13 +13361,14 @@ static idist_status idist__tracer_end(idist_status status) {
 
 static idist__world *idist__default_world; // set by idist_initialize; the only global world
 
-// The number of this process. A child made by fork has no number until it makes a world. The word
-// is never freed, because a thread may read it while the thread's world is being freed. The pointer
-// is NULL if there was no world yet, or if the kernel cannot tell a child from its parent.
+// Points to a word that holds the number of this process. In a child made by fork, the kernel sets
+// the word to 0 (idist__os_memory_fork_word), and the child has no number until it makes a world.
+// The word is never freed, because a thread may read it while the thread's world is being freed.
+// The pointer is NULL if there was no world yet, or if the kernel does not offer such a word.
 static uint32_t *idist__world_process_word;
 
 // Returns the number of this process. At the first call, assigns a number that no ancestor has.
-// Returns 0 if the kernel cannot tell a child from its parent.
+// Returns 0 if the kernel does not offer a word that fork clears.
 static uint32_t idist__world_process(void) {
     static uint32_t count; // a child starts with its parent's count
     uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_ACQUIRE), *made;
@@ -13446,7 +13462,7 @@ static const idist__user_op *idist__world_user_op(const idist_group *g, const id
     return call->u.user ? call->u.user : &g->w->user.ops[(int)call->op - IDIST_OP_USER];
 }
 
-// Returns the dtype with the number in a fingerprint, or IDIST_DTYPE_COUNT if there is none.
+// Returns the dtype that has this number in fingerprints, or IDIST_DTYPE_COUNT if there is none.
 static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
     int user = (int)number - IDIST_DTYPE_USER;
 
@@ -13940,10 +13956,10 @@ static idist__task *idist__task_new(idist_group *g) {
     return t;
 }
 
-// Returns the call in which this rank is blocked, if the rank does nothing else. Tasks that are
-// parts of a call do not count. Returns NULL if the rank has a request, or if the call has its own
-// time-out or waits for the device. Also returns NULL if another thread could still make the call
-// that the other ranks wait for.
+// Returns the call in which this rank is blocked, if the rank does nothing else. Tasks of groups
+// that a backend made for itself do not count. Returns NULL if the rank has a request, or if the
+// call has its own time-out or waits for the device. Also returns NULL if another thread could
+// still make the call that the other ranks wait for.
 IDIST__UNUSED static idist__task *idist__task_only_call(const idist__world *w) {
     idist__task *t, *only = NULL;
     int own_threads = w->progress.running ? 2 : 1;
@@ -14043,7 +14059,7 @@ typedef struct idist__ended {
 enum { IDIST__ENDED_GROUPS = 256, IDIST__ENDED_WORLDS = 16 };
 
 static idist__os_mutex idist__ended_lock = IDIST__OS_MUTEX_INIT;
-static idist__ended idist__ended_groups, idist__ended_worlds; // a world begins with its group
+static idist__ended idist__ended_groups, idist__ended_worlds; // worlds by their field `group`
 
 static void idist__ended_keep(idist__ended *list, idist_group *g) {
     g->w = NULL;
@@ -14225,7 +14241,8 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     idist__text_copy(g->cause, sizeof g->cause, cause);
     if (!g->inner)
         idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
-    // An abort of a smaller group says nothing about the world: this rank may continue, and fail by
+    // idist__config_tell_lost marks a failure of this rank as a consequence of another rank's
+    // failure. An abort of a smaller group does not count: this rank may continue, and fail by
     // itself later.
     if (!w->life.is_cause &&
         (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
@@ -14281,8 +14298,9 @@ IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, cons
 
 enum { IDIST__FLUSH_MS = 100 };
 
-// Waits up to IDIST__FLUSH_MS until the reason of a failure has been sent to the other members. A
-// caller that gets an error may exit at once, and its connections end with it.
+// Waits up to IDIST__FLUSH_MS until the reason of a failure has been sent to the other members.
+// This is needed because a caller that gets an error may exit at once, and its connections end with
+// it.
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 
@@ -14322,7 +14340,7 @@ static void idist__group_flush(idist_group *g) {
 #define IDIST__ASK_NS (1000 * IDIST__MS)
 
 // Returns the time in ns when the announcement of a task is due. While a task waits for the device,
-// its announcement is postponed until the backend has the task.
+// its announcement is postponed until the host backend has the task.
 static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
     int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
 
@@ -14338,9 +14356,9 @@ static int64_t idist__timer_patience(const idist__task *t) {
     return half < IDIST__ASK_NS ? half : IDIST__ASK_NS;
 }
 
-// Returns the time in ns when the next question to the members is due, or IDIST__FOREVER. A rank
-// that has entered the call may have been stopped since. Sets *until_ns to the time when the
-// answers are used.
+// Returns the time in ns when the next question to the members is due, or IDIST__FOREVER. Members
+// are asked again because a rank that has entered the call may have been stopped since. Sets
+// *until_ns to the time when the answers are used.
 static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
     int64_t end = t->late.warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
 
@@ -14537,8 +14555,8 @@ static void idist__wait_turn(idist__world *w, idist__driver driver) {
 //
 // With a core for each rank, the caller polls for at most w->wait.spin_budget_ns. A wait that ends
 // in sleep halves this budget, and any other wait doubles it, up to w->wait.spin_ns. With fewer
-// cores, the caller yields its core to the other ranks a bounded number of times. A wake-up costs
-// as much as dozens of yields.
+// cores, the caller yields its core to the other ranks a bounded number of times before it sleeps.
+// Yielding comes first because a wake-up costs as much as dozens of yields.
 static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
     int64_t now;
 
@@ -14560,7 +14578,7 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
         return true;
     }
 
-    // The other ranks may be computing for a long time.
+    // Stop yielding after a while, because the other ranks may be computing for a long time.
     if (waiter->turns > IDIST__YIELDS || now - waiter->begun_ns > IDIST__YIELD_NS) return false;
     idist__world_give_way(w);
 
@@ -14619,7 +14637,7 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
             waiter.slept = true;
         } else {
             if (w->wait.driver == IDIST__DRIVER_THREAD)
-                w->backend->wake(w); // the progress thread stops driving for us
+                w->backend->wake(w); // makes the progress thread stop driving, so that we can
             idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }
@@ -14667,10 +14685,10 @@ static idist_status idist__wait_result(idist__task *t) {
 // needs the connections watched, starts the thread.
 //
 // A program that starts requests usually waits for them soon, and then drives the backend itself.
-// Waking this thread and taking over from it costs more than many messages. So the thread naps when
-// requests have started. After a nap, it naps again, for longer, only if the program has started
-// more requests and has driven the backend. After IDIST__NAP_MOST_NS at the latest, the thread
-// drives.
+// Waking this thread and taking over from it often takes longer than a small message. So the thread
+// naps when requests have started. After a nap, it naps again, for longer, only if the program has
+// started more requests and has driven the backend. After IDIST__NAP_MOST_NS at the latest, the
+// thread drives.
 
 #define IDIST__WATCH_NS (10 * IDIST__MS)
 #define IDIST__NAP_NS 200000
@@ -15519,8 +15537,9 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
 }
 
 // Returns true if the arguments of a send or receive, other than the peer, need no further check.
-// The call has a buffer, a built-in dtype, a tag and a count that cannot overflow, but no stream
-// and no plan. The world has no device, and no timeline is recorded.
+// This is so if the call has a buffer, a built-in dtype, a valid tag and a count that cannot
+// overflow, but no stream and no plan. Also, the world must have no device, and no timeline may be
+// recorded.
 static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
                                  const idist_opts *opts) {
     if (w->device_api || idist__tracer_now() || opts->stream || opts->plan) return false;
@@ -15553,7 +15572,7 @@ static idist_status idist__call_run(const idist__call *call, const idist_opts *o
 }
 
 // Sends or receives a message. Skips the full check of the arguments if idist__call_is_ready and
-// idist__call_is_plain suffice. Otherwise, or if another thread holds the lock, calls
+// idist__call_is_plain return true. Otherwise, or if another thread holds the lock, calls
 // idist__call_run.
 static idist_status idist__call_message(const idist__call *call, const idist_opts *opts) {
     const idist_opts *own_opts = opts ? opts : &idist__call_defaults;
@@ -15973,8 +15992,9 @@ __attribute__((constructor(IDIST__REGISTER_LAST_RESORT))) static void idist__sel
 // list of names takes the first host backend that claims the configuration. A world with a list
 // tries the names in the order of the list. To move device memory, a world also lists the device
 // backends that claim the configuration, and takes the first one that finds a device
-// (idist__life_wrap). The choice depends on no particular backend's name. The hints only improve
-// error texts and serve programs written for torch.distributed and Ignite.
+// (idist__life_wrap). The choice depends on no particular backend's name. The table
+// idist__backend_hints only improves error texts and serves programs written for torch.distributed
+// and Ignite.
 
 // A backend name that the library knows even if the backend is not registered.
 typedef struct idist__backend_hint {
@@ -16133,7 +16153,7 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
     if (status == IDIST_OK) return idist__where_check_lone(&w->cfg);
     if (status != IDIST_ERR_NO_BACKEND) return status;
     if (!w->cfg.backends[0] && !idist__choose_backend_find("ring", 4))
-        why = "to connect ranks, copy idist_ring.h beside idist.h, without IDIST_NO_RING";
+        why = "to connect ranks, copy idist_ring.h beside idist.h, and do not define IDIST_NO_RING";
 
     return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s",
                        w->cfg.world_size, w->about.backends, why);
@@ -16180,7 +16200,7 @@ static idist_status idist__choose_backend_find_device(idist__world *w) {
 //       group_open                opens the group of all ranks
 //       wrap                      puts the device backend, if there is one, in front
 //
-// idist__life_close runs a last barrier and then undoes these steps in the opposite order.
+// idist__life_close runs a last barrier and then undoes these steps in reverse order.
 
 static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // held by initialize and finalize
 
@@ -16188,8 +16208,8 @@ static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // held by initi
 static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
 
 // Resets the global locks and lists in a child made by fork. Another thread of the parent may have
-// held these locks, or have been changing a list of handles. So the lists start empty. Data under
-// the other locks changes by a single pointer store and needs no reset.
+// held these locks, or have been changing a list of handles. So the lists start empty. The data
+// that the other locks guard changes by a single pointer store and needs no reset.
 static void idist__life_after_fork(void) {
     idist__os_mutex_init(&idist__windows_lock);
     idist__os_mutex_init(&idist__log_lock);
@@ -16295,8 +16315,8 @@ static idist_status idist__life_new_group(idist__world *w) {
 
 static uint64_t idist__world_serial; // of the most recent world
 
-// Allocates a world, chooses its backends, and assigns its rank if the rank is not known. On
-// failure, *out is NULL or a world that the caller frees with idist__life_free.
+// Allocates a world, chooses its backends, and assigns this process a rank if it was not given one.
+// On failure, *out is NULL or a world that the caller frees with idist__life_free.
 static idist_status idist__life_new(const idist__config *cfg, idist__world **out) {
     // A world starts with its group, so its memory can come from the list of ended worlds.
     idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds,
@@ -16460,9 +16480,9 @@ static bool idist__life_is_settled(void *arg) {
 }
 
 // Closes a world. If `force` is set, the worker or the world has failed: requests may be open, and
-// there is no last barrier. The other ranks then see a lost rank. Ends an open idist_group_begin of
-// this thread. If another thread has one, the world's memory stays, so that the thread still finds
-// its tasks.
+// there is no last barrier. The other ranks then see a lost rank. With `force`, an open
+// idist_group_begin of this thread ends. If another thread has one open, the world's memory stays,
+// so that the thread still finds its tasks.
 static idist_status idist__life_close(idist__world *w, bool force) {
     idist_status status = IDIST_OK;
     bool has_thread;
@@ -17618,8 +17638,9 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
 
     if (t->on_device || !w->backend->retract) {
         *status = idist__fail(IDIST_ERR_UNSUPPORTED,
-                              t->on_device ? "cancel: a %s into device memory cannot be cancelled"
-                                           : "cancel: this backend cannot cancel a %s; wait for it",
+                              t->on_device
+                                  ? "cancel: a %s into device memory cannot be cancelled"
+                                  : "cancel: this backend cannot cancel a %s; wait for the request",
                               name);
         return false;
     }
@@ -18307,8 +18328,8 @@ static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
     idist__world_lock(w);
 
     if (status == IDIST_OK) {
-        // Groups made by their members alone are not counted, because other ranks of the parent do
-        // not count them.
+        // Groups made by their members alone are not counted, because the other ranks of the parent
+        // do not know of them.
         if (label != IDIST__NEW_GROUP_BY_MEMBERS) child_count = ++parent->child_count;
         status = idist__new_group_make(parent, g, child_count, color, ranks, n, out);
     } else {
@@ -19163,7 +19184,7 @@ static const char idist__worker_magic[8] = {'I', 'D', 'S', 'P', 'A', 'W', 'N', '
 
 typedef struct idist__worker {
     idist__os_process process;
-    int watch_fd; // -1 if the kernel has no such descriptors, or the worker was reaped
+    int watch_fd; // from idist__os_process_watch; -1 if there is none, or the worker was reaped
     bool ended;
     bool lost; // the program itself reaped the worker, so it is unknown how the worker ended
     bool late; // the executed program did not reach its call of idist_spawn in time
@@ -19305,14 +19326,14 @@ static void idist__worker_run(idist_workers *spawn, int i) {
 //
 // A program that has threads or uses a device cannot continue in a forked child. With start_method
 // "exec", a worker executes the program again, with unchanged arguments and one more variable,
-// IDIST_SPAWN=call,worker,descriptor,pid. The program runs to the call of idist_spawn with this
-// number and becomes the worker there. Earlier calls of idist_spawn return immediately.
+// IDIST_SPAWN=call,worker,descriptor,pid. The program runs up to the call of idist_spawn with the
+// number `call`, and becomes the worker there. Earlier calls of idist_spawn return immediately.
 
 static int idist__rerun_call_count; // calls of idist_spawn_start in this process, atomic
 
 // The data that a worker needs to execute the program again. The parent prepares the data before
 // the fork. After the fork only simple system calls are allowed, because another thread may have
-// held any lock.
+// held a lock, such as malloc's, during the fork.
 typedef struct idist__rerun {
     char path[4096];
     char variable[80]; // IDIST_SPAWN=..., see idist__rerun_find
@@ -19590,7 +19611,7 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 //     idist_spawn_start
 //       idist__start_check      arguments
 //       idist__start_config     the configuration of worker 0
-//       idist__start_all        (in an executed worker: idist__rerun_worker, which ends there)
+//       idist__start_all        (in a worker that is executed again: idist__rerun_worker instead)
 //         idist__start_prepare    meeting point, shared memory, tables
 //         idist__start_fork       each worker
 
@@ -19759,7 +19780,8 @@ static void idist__start_free(idist_workers *spawn) {
 }
 
 // Fills in the configuration of worker 0. On one host the configuration is first filled in as for a
-// world of one rank. The workers need no rendezvous, because spawn creates their meeting point.
+// world of one rank, which needs no meeting place. idist__start_meeting_point creates the meeting
+// point of the workers.
 static idist_status idist__start_config(idist_workers *spawn, const idist_desc *d) {
     idist_desc alone = *d;
     int nnodes = d->nnodes > 1 ? d->nnodes : 1;
@@ -20504,7 +20526,7 @@ static void idist__trace_track_enter(const char *category, const char *name, con
 }
 
 // Records an end event for the last begin of this thread, or for the operation in `lane` if `lane`
-// is not NULL. `status` is "" for marks, which have no status.
+// is not NULL. `status` is "" for the events that the program adds, which have no status.
 static void idist__trace_track_leave(const idist__lane *lane, const char *status) {
     struct idist__trace_thread *me = &idist__trace_me;
     int pid = lane ? lane->pid : me->rank->pid, tid = lane ? lane->tid : me->tid;
@@ -20527,9 +20549,9 @@ static void idist__trace_track_leave(const idist__lane *lane, const char *status
 // what the library adds to the timeline
 //
 // These are the functions of idist__tracer, which core/call.h calls. A blocking call becomes a
-// begin and an end on its thread's track. A request becomes an event in a lane. The function
-// idist__trace_call_record begins the event of the request. idist__trace_call_done ends the event,
-// in the thread that completes the request.
+// begin and an end on its thread's track. A request becomes an event in a lane, which is a track
+// for operations in flight (trace_track.h). The function idist__trace_call_record begins the event
+// of the request. idist__trace_call_done ends the event, in the thread that completes the request.
 //------------------------------------------------------------------------------
 
 // Writes the args of a call's event:
@@ -20641,7 +20663,7 @@ static idist_status idist__trace_call_blocking_call(idist_group *g, const idist_
 }
 
 // Runs a communication call and records it. Used for every communication call except sendrecv. A
-// call on a stream without a request has no lane, because nobody waits for it.
+// call on a device stream without a request has no lane, because no thread waits for its end.
 static idist_status idist__trace_call_record(idist_group *g, const idist__call *call,
                                              const idist_opts *opts) {
     idist__task *t;
@@ -20862,7 +20884,8 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
 
 #endif // IDIST_IMPLEMENTATION
 
-// Includes the ring backend. A compiler without __has_include expects the file.
+// Includes the ring backend, if the file is there. A compiler without __has_include cannot look for
+// the file, and requires it.
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_NO_RING)
 #ifndef __has_include
 #include "idist_ring.h"

@@ -150,8 +150,7 @@ class error : public std::runtime_error {
     const char *name() const noexcept { return idist_status_name(status_); }
 
     // Returns true for an error that ends a group: all ranks of the group get the error, and the
-    // group cannot be used again. A receive that times out is the exception: its group remains
-    // usable.
+    // group cannot be used again. But if a receive has timed out, its group remains usable.
     bool ends_group() const noexcept {
         return status_ == IDIST_ERR_PEER_LOST || status_ == IDIST_ERR_MISMATCH ||
                status_ == IDIST_ERR_TIMEOUT || status_ == IDIST_ERR_ABORTED;
@@ -493,7 +492,7 @@ class world {
     }
 
     // Leaves the world by calling idist_finalize or idist_close. After an error the world is gone,
-    // too. The exception is IDIST_ERR_STATE, which means that a request is still pending.
+    // too, unless the error is IDIST_ERR_STATE, which means that a request is still pending.
     void finalize() {
         if (open_) check(leave());
     }

@@ -13,10 +13,10 @@ DO THIS
 
 WHAT IT IS
 
-    Every collective becomes MPI's own, on a communicator of its group. Requests become MPI's
-    non-blocking operations. Any MPI from 3.0 on will do. Nothing is assumed about the type of a
-    handle. So a program built for the standard ABI of MPI 5.0 (mpicc_abi) runs on every library
-    that implements the ABI. Floats of 16 and 8 bits are reduced as F32.
+    Every collective runs as the corresponding collective of MPI, on a communicator of its group.
+    Requests become MPI's non-blocking operations. Any MPI from 3.0 on will do. Nothing is assumed
+    about the type of a handle. So a program built for the standard ABI of MPI 5.0 (mpicc_abi) runs
+    on every library that implements the ABI. Floats of 16 and 8 bits are reduced as F32.
 
     Before MPI sees a collective, the ranks exchange headers that describe the call
     (mpi/exchange.h). This costs each rank ceil(log2 n) messages, the first of 56 bytes. The
@@ -51,8 +51,8 @@ WHO OWNS MPI
 
     idist advances requests in a thread of its own. While a request is open, a program that itself
     calls MPI needs MPI_THREAD_MULTIPLE. A program that has several worlds open at the same time
-    also needs it. Below MPI_THREAD_SERIALIZED (MPI_Init) there is no such thread, and only the
-    thread that initialized MPI may call idist.
+    also needs MPI_THREAD_MULTIPLE. Below MPI_THREAD_SERIALIZED (MPI_Init) idist starts no such
+    thread, and only the thread that initialized MPI may call idist.
 
 WHAT MPI DOES NOT GIVE
 
@@ -247,16 +247,16 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 // os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h. Neither file has an include guard, because each drop-in has its own
-// locks.
+// Included by base/begin.h. Neither file has an include guard, because every drop-in contains its
+// own copy of both.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
-// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
-// norms check that numbers are finite.
+// that one rank contributes must reach all ranks, the conversions in base/small_float.h rely on the
+// order of their steps, and gradient norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -495,9 +495,8 @@ typedef struct idist__mpi {
     uint32_t wake_count; // a futex; sleepers wait until it changes
     int64_t poll_ns;     // latest pause between polls, or 0 to start over
 
-    // idist__control_progress and idist__mpi_engine_deliver. These are pointers because errors need
-    // the transport, which is defined in a later file, and the transport needs its handlers, which
-    // are defined later still.
+    // idist__control_progress and idist__mpi_engine_deliver. These are pointers because mpi_error.h
+    // calls `receive`, control.h calls `deliver`, and both functions are defined in later files.
     void (*receive)(struct idist__mpi *m);
     void (*deliver)(struct idist__mpi *m, int source, idist__mpi_control *control,
                     const void *payload);
@@ -584,8 +583,8 @@ static void idist__mpi_error_find_lost(idist__mpi *mpi) {
 }
 
 // Fails a group in which a call of MPI failed. After a loss MPI may take a moment to find out which
-// rank is lost. Receiving may itself fail and call this function again; finding_lost ends the
-// recursion.
+// rank is lost, so this function keeps asking for up to IDIST__FIND_LOST_MS. Receiving may itself
+// fail and call this function again; finding_lost ends the recursion.
 static void idist__mpi_error_fail_group(idist__mpi *mpi, idist_group *g, const char *what,
                                         int error) {
     char cause[400];
@@ -1598,8 +1597,8 @@ static void idist__control_keep(idist__mpi *mpi, int source, const idist__mpi_co
     *last = u;
 }
 
-// Receives the messages that other ranks sent before the last barrier. MPI frees a communicator
-// only when nothing is in flight on it.
+// Receives the messages that other ranks sent before the last barrier, because MPI frees a
+// communicator only when nothing is in flight on it.
 static void idist__control_drain(idist__mpi *mpi) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLOSE_MS);
     uint32_t expected = 0;
@@ -1616,11 +1615,12 @@ static void idist__control_drain(idist__mpi *mpi) {
 //
 // MPI_Comm_free is collective, and MPICH 5 ends the program if the communicator still holds a
 // message that no rank has received. idist_free_group waits for nobody, and a member may fail the
-// group at the same time. So a member that frees a sound group sends FREED to the others. The
-// member frees the communicator when it has received FREED from all of them.
+// group at the same time. So a member that frees a group that has not failed sends FREED to the
+// others. The member frees the communicator when it has received FREED from all of them.
 //
-// If a group failed on any member, its communicator stays until the program ends. Its entry stays
-// until the world closes, because other members may still send messages about the group.
+// If a group failed on any member, its communicator stays until the program ends. The
+// communicator's entry in mpi->comms stays until the world closes, because other members may still
+// send messages about the group.
 
 static idist__mpi_comm **idist__comms_find(idist__mpi *mpi, uint64_t ctx) {
     idist__mpi_comm **at = &mpi->comms;
@@ -1629,8 +1629,8 @@ static idist__mpi_comm **idist__comms_find(idist__mpi *mpi, uint64_t ctx) {
     return at;
 }
 
-// Counts a member that has freed the group; the last one frees the communicator. Returns false if
-// the group does not exist here yet.
+// Counts a member that has freed the group. After the last one, frees the communicator. Returns
+// false if the group does not exist here yet.
 static bool idist__comms_leave(idist__mpi *mpi, uint64_t ctx) {
     idist__mpi_comm **at = idist__comms_find(mpi, ctx), *c = *at;
 
@@ -1681,15 +1681,15 @@ static bool idist__comms_keep(idist__mpi *mpi, uint64_t ctx) {
 // A rank blocked inside MPI cannot be told of a failure. So no rank blocks before all have
 // committed to the call. A rank that has committed no longer leaves, not even at a deadline or
 // because of idist_abort. There is one exception: the rank leaves if another rank fails before
-// committing. If several threads of a rank make calls, the rank sets BUSY when it commits: before
-// this call, another thread may make a group and block in MPI.
+// committing. If several threads of a rank make calls, the rank sets BUSY when it commits, because
+// another thread may make a group, and block in MPI, before this call runs.
 //
 // Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit even if their data
 // was in the headers.
 //
 // The path of a collective. The state of an exchange belongs to the group and not to a task, so a
-// quick call that returns early loses nothing. The task that follows for the same call finds the
-// exchange in progress and continues it.
+// quick call (idist__mpi_coll_quick) that returns early loses nothing. The task that follows for
+// the same call finds the exchange in progress and continues it.
 //
 //     idist__call_locked
 //       |
@@ -1890,8 +1890,8 @@ static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idis
     return flags;
 }
 
-// Returns true if t binds and another collective of this rank has committed. Other ranks may block
-// in that collective before they enter t.
+// Returns true if t binds (idist__mpi_coll_binds) and another collective of this rank has
+// committed. Other ranks may block in that collective before they enter t.
 static bool idist__mpi_coll_must_wait(const idist__mpi *mpi, const idist__task *t) {
     const idist__task *other;
 
@@ -2711,10 +2711,12 @@ static bool idist__mpi_life_is_asked(const idist__config *cfg) {
 }
 
 // Returns true if the user asked for MPI, a launcher of MPI started us, or the program uses MPI
-// itself. A rank and size from the user or from torchrun belong to another world.
+// itself. The last does not count if the rank and size come from elsewhere, for example from the
+// user or torchrun: then they belong to another world.
 static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialized) {
     static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
-    static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
+    // These have started MPI programs only if there are PMI variables.
+    static const char *const pmi_launchers[] = {"slurm", "flux", "none"};
     bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
 
     if (idist__mpi_life_is_asked(cfg) || cfg->mpi_comm) return true;
@@ -2755,7 +2757,8 @@ static idist_status idist__mpi_life_initialize(void) {
     return IDIST_OK;
 }
 
-// Rejects two communicators for which MPI itself would end the job, or fail later without a reason.
+// Rejects MPI_COMM_NULL and intercommunicators, for which MPI itself would end the job, or fail
+// later without a reason.
 static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
     int inter = 0;
 
@@ -3134,10 +3137,10 @@ static void *idist__mpi_world_alloc(idist__world *w, size_t nbytes) {
 // mpi/mpi_group.h: opens and closes groups; shrink and agree
 
 // Finds or makes the communicator of a group. The communicators of the world and of a shrunk group
-// exist already; any other is made by its members alone. ULFM makes no communicator from one that
-// has a lost rank. So under ULFM the new communicator is made from the parent's, which has no lost
-// rank unless the parent has failed. Without ULFM it is made from a communicator of all ranks,
-// because MPICH 4.0 may crash in MPI_Comm_create_group on any other.
+// exist already; any other is made by its members alone. ULFM cannot make a communicator from one
+// that contains a lost rank. So under ULFM the new communicator is made from the parent's, which
+// has no lost rank unless the parent has failed. Without ULFM it is made from a communicator of all
+// ranks, because MPICH 4.0 may crash in MPI_Comm_create_group on any other.
 static int idist__mpi_group_comm(idist__mpi *mpi, const idist_group *g, MPI_Comm *comm) {
     MPI_Comm from;
     MPI_Group all, members;
@@ -3263,7 +3266,8 @@ static void idist__mpi_group_close(idist_group *g) {
         idist__mem_free(&g->w->cfg.mem, u);
     }
 
-    // Without fault tolerance, a failed world and its communicators end soon.
+    // No FREED is needed in a failed world without fault tolerance: it ends soon, and its
+    // communicators with it.
     if (g->status == IDIST_OK && g != &mpi->w->group &&
         (mpi->w->group.status == IDIST_OK || mpi->fault_tolerant)) {
         idist__comms_tell_freed(mpi, g);
@@ -3336,8 +3340,8 @@ static idist_status idist__mpi_group_agree(idist_group *g, int *flag) {
 
 // mpi/mpi_backend.h: the table of functions that the core calls
 
-// Runs a quick call in the default floating-point mode, because MPI reduces in the mode of the
-// calling thread.
+// Runs idist__mpi_coll_quick in the default floating-point mode, because MPI reduces in the mode of
+// the calling thread.
 static bool idist__mpi_backend_quick_in_mode(idist_group *g, const idist__call *call) {
     uint32_t mode = idist__mode_enter();
     bool done = idist__mpi_coll_quick(g, call);

@@ -66,7 +66,7 @@ CALLS
                       the group: NCCL waits for that.) Other calls block while the host does its
                       part. Keep the buffers until the stream has finished with them. An error after
                       the return is reported by a later call.
-    opts.request      proceeds beside the program until idist_wait or idist_test, or until
+    opts.request      runs in the background until idist_wait or idist_test completes it, or
                       idist_wait_stream makes a stream wait for it. With a stream as well, it starts
                       after the work that is in the stream now.
     idist_group_begin / _end   hand all calls between them to NCCL at once, in idist_group_end. (A
@@ -89,8 +89,9 @@ CALLS
     happens in idist_initialize. It also connects the members for every collective. By itself, NCCL
     connects them in the first call of each algorithm, and that call waits on the host until all
     ranks make it. idist tries the algorithms with calls of up to IDIST_NCCL_CONNECT_BYTES (default
-    16 MiB; 0 tries none). The macro is defined where the implementation is compiled, with the same
-    value for all ranks. An algorithm that NCCL chooses only for larger calls waits once.
+    16 MiB; 0 tries none). Define this macro where the implementation is compiled, with the same
+    value for all ranks. If NCCL chooses an algorithm only for larger calls, the first such call
+    waits on the host.
 
     Some calls move data between pairs of ranks: messages on a stream, all_to_all, gather, scatter,
     and the v-forms except all_gatherv. NCCL connects a pair in the pair's first such call, which
@@ -98,11 +99,11 @@ CALLS
 
 FAILURES
 
-    The ranks compare their calls and watch each other through the host's backend, beside NCCL.
-    Different calls, late ranks and lost ranks give the same errors as on the host. The communicator
-    is aborted. Streams that waited for it continue, with undefined contents in the buffers. A
-    progress thread does this while you wait for a stream. (An MPI without MPI_THREAD_MULTIPLE
-    allows no such thread: there the next call notices.)
+    The ranks compare their calls and watch each other through the host's backend, independently of
+    NCCL. Different calls, late ranks and lost ranks give the same errors as on the host. The
+    communicator is aborted. Streams that waited for it continue, with undefined contents in the
+    buffers. A progress thread notices the failure and aborts, even while you wait for a stream.
+    (Where idist_mpi.h cannot have such a thread, the next call notices.)
 
     From 2.28.7 on, ncclCommRevoke releases a call that waits inside NCCL. For an older NCCL, idist
     creates non-blocking communicators. A blocking communicator of yours (desc.nccl_comm,
@@ -300,16 +301,16 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 // os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h. Neither file has an include guard, because each drop-in has its own
-// locks.
+// Included by base/begin.h. Neither file has an include guard, because every drop-in contains its
+// own copy of both.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
-// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
-// norms check that numbers are finite.
+// that one rank contributes must reach all ranks, the conversions in base/small_float.h rely on the
+// order of their steps, and gradient norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -626,7 +627,8 @@ static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
 
 // Returns true if cudaSetDevice(device) would create a context on a device that has none, as CUDA
 // does from version 12 on. A context takes hundreds of MB of memory on a GPU that may belong to
-// another rank. (cudaGetDevice returns device 0 in a thread that has never chosen a device.)
+// another rank. (Restoring device 0 may do this in a thread that has never chosen a device, where
+// cudaGetDevice returns 0.)
 static bool idist__gpu_device_lacks_context(const idist__gpu *gpu, int device) {
     unsigned flags = 0;
     int active = 1;
@@ -727,7 +729,8 @@ static void *idist__pinned_work(void *arg) {
 }
 
 // Allocates memory that the ranks on a host share, if the backend provides such memory. Otherwise
-// allocates plain memory. No memory is freed before the world ends, so sizes are powers of two.
+// allocates plain memory. Memory is reused, and not freed before the world ends, so sizes are
+// rounded up to powers of two.
 static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     const idist_backend_api *under = idist__gpu_of(w)->host_backend;
     idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
@@ -837,8 +840,8 @@ static void idist__pinned_end(const idist__world *w) {
     }
 }
 
-// Frees a list of unpinned memory. If the device is stuck, the memory is still pinned and stays
-// allocated.
+// Frees a list of memory that is no longer pinned. If the device is stuck, the memory is still
+// pinned and stays allocated.
 static void idist__pinned_free_list(const idist__world *w, idist__pinned *list) {
     idist__pinned *p;
 
@@ -2797,8 +2800,8 @@ typedef struct idist__own {
 } idist__own;
 
 // Makes the device of the group's world the current device until idist__own_end. Loads the kernels
-// if `kernels` is true. The lock is not held meanwhile, because allocating may wait for the device,
-// as may enqueuing on a full queue. Closing the world waits for us.
+// if `kernels` is true. The lock is not held meanwhile, because allocating memory, or enqueuing on
+// a full queue, may wait for the device. Closing the world waits for us.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *opts,
                                      bool kernels) {
     idist_group *g;
@@ -3049,7 +3052,7 @@ static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capaci
 //
 //     group set up   init job      idist__gpu_setup_init_wait, up to the init time-out
 //     group failed   abort job     idist__nccl_abort_wait for a moment, then idist__nccl_abort_reap
-//     group closed   finalize job  idist__nccl_abort_reap, at the end of the world
+//     group closed   finalize job  idist__nccl_abort_reap, when the world is closed
 //
 // A communicator must not be aborted while a thread uses the communicator inside NCCL. From NCCL
 // 2.28.7 on, the abort first calls ncclCommRevoke, which makes every such call return. With earlier
@@ -3115,8 +3118,8 @@ static bool idist__nccl_job_is_given_up(const idist__nccl_job *job) {
     return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__INIT_GIVEN_UP;
 }
 
-// Returns true if a job must stop waiting. A finalize job waits for the other ranks until it is
-// left to itself at the end of the world.
+// Returns true if a job must stop waiting. A finalize job waits for the other ranks until the
+// closing world leaves the job to itself.
 static bool idist__nccl_job_must_stop(const idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_INIT) return idist__nccl_job_is_given_up(job);
     if (job->kind == IDIST__JOB_ABORT) return idist__os_clock_now_ns() > job->deadline_ns;
@@ -3642,7 +3645,7 @@ static void idist__nccl_abort_leave(idist_group *g) {
     gg->abort_job->next = gpu->ending_jobs;
     gpu->ending_jobs = gg->abort_job;
     gg->abort_job = NULL;
-    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // otherwise, the group is not freed
+    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // else gg is not freed
 }
 
 static void idist__nccl_abort_log_stays(const idist__world *w) {
@@ -3772,7 +3775,7 @@ static void idist__nccl_abort_check_errors(idist_group *g) {
 //     idist__nccl_launch_start_meeting  the host's backend sends the fingerprint, and any counts
 //     idist__nccl_launch_call           NCCL gets the call: now, or at idist_group_end
 //     idist__gpu_engine_part_done       the ranks have met
-//     idist__gpu_engine_complete_calls  the event after the call is complete, and so is the call
+//     idist__gpu_engine_complete_calls  the event after the call is complete: completes the call
 
 // Returns the stream that a call is enqueued on.
 static cudaStream_t idist__nccl_launch_stream(const idist__task *t) {
@@ -4006,7 +4009,7 @@ static void idist__nccl_launch_call(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
     bool alone = idist__task_on_stream(first) &&
-                 !idist__gpu_op_of(first)->next_held; // NCCL handles stream captures
+                 !idist__gpu_op_of(first)->next_held; // NCCL handles stream captures itself
     int result, device = gpu->device;
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;
@@ -4095,8 +4098,8 @@ static idist__gpu_path idist__gpu_setup_choose_path(const idist_group *g) {
                : IDIST__BY_STAGING;
 }
 
-// Abandons a communicator that is not yet created or not yet connected. Returns false if its thread
-// is still running and keeps its resources for now.
+// Abandons a communicator that is not yet created or not yet connected. Returns false if the job's
+// thread is still running, and keeps its resources for now.
 static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
     int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL);
     int ignored;
@@ -4282,8 +4285,8 @@ static void idist__gpu_setup_alloc_shared(idist__world *w) {
 
 // Creates the stream and allocates the device memory that an init job needs. The job owns them,
 // because the job may outlive the group. The function uses cudaMallocAsync, because cudaMalloc may
-// wait for all work on the device. This work may include a call that another rank makes only after
-// this group is set up. Releases the lock meanwhile.
+// wait for all work on the device. This work may include a call that ends only when another rank
+// makes it, after this group is set up. Releases the lock meanwhile.
 static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job *job) {
     size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // space to round up
     cudaError_t error = cudaSuccess;
@@ -4454,8 +4457,8 @@ static bool idist__gpu_setup_is_prepared(const void *arg) {
     return !idist__gpu_group_of(g)->preparing || g->w->progress.stops;
 }
 
-// Returns the deadline of a thread that prepares a group. The deadline allows for the time-outs of
-// two exchanges and of the set-up.
+// Returns the time until which a thread waits for another thread to prepare the group. This allows
+// for the time-outs of two exchanges and of the set-up.
 static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     int64_t call_ms = w->cfg.timeout_ms, init_ms = w->cfg.init_timeout_ms;
 
@@ -4888,12 +4891,17 @@ static void idist__gpu_engine_op_fill(idist__task *t) {
     op->path = idist__gpu_route_path_of(g, &t->call, idist__task_is_async(t) ? NULL : t->stream);
     op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
+}
 
-    if (!t->call.u.user && idist__kind_reduces(t->call.kind) &&
-        idist__reduce_op_is_user(t->call.op)) {
-        op->user = *idist__world_user_op(g, &t->call);
-        op->call.u.user = &op->user;
-    }
+// Copies the user op of a call, because the program may free the op while the call waits.
+static void idist__gpu_engine_keep_user_op(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+
+    if (t->call.u.user || !idist__kind_reduces(t->call.kind) ||
+        !idist__reduce_op_is_user(t->call.op))
+        return;
+    op->user = *idist__world_user_op(t->group, &t->call);
+    op->call.u.user = &op->user;
 }
 
 // Starts a call that moves its data in chunks, through CUDA IPC or pinned memory.
@@ -4928,6 +4936,7 @@ static void idist__gpu_engine_start(idist__task *t) {
     memset(op, 0, offsetof(idist__gpu_op, event));
     op->call = t->call;
     op->size = idist_dtype_size(t->call.dtype);
+    idist__gpu_engine_keep_user_op(t);
     t->on_device = on_device;
 
     if (!on_device) { // the host's backend gets the call after all earlier calls
@@ -5142,15 +5151,22 @@ static void idist__gpu_engine_announce(idist__task *t) {
 }
 
 static int idist__gpu_engine_missing(idist__task *t, char *text, size_t capacity) {
+    const idist__world *w = t->group->w;
+
     if (t->state != IDIST__TASK_ON_DEVICE)
-        return idist__gpu_of(t->group->w)->host_backend->missing(t, text, capacity);
+        return idist__gpu_of(w)->host_backend->missing(t, text, capacity);
     if (idist__gpu_op_of(t)->holding_thread && !idist__gpu_op_of(t)->launched)
-        idist__text_append(text, capacity, "this rank itself: it has not called idist_group_end");
+        idist__text_append(text, capacity,
+                           "rank %d on %s itself, which has not called idist_group_end",
+                           w->group.rank, w->about.hostname);
     else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
         idist__text_append(
             text, capacity,
-            "the device: earlier work on a stream, of this rank itself or of another");
-    else idist__text_append(text, capacity, "this rank itself, whose device has not finished");
+            "the device: earlier work on a stream of rank %d on %s itself, or of another rank",
+            w->group.rank, w->about.hostname);
+    else
+        idist__text_append(text, capacity, "rank %d on %s itself, whose device has not finished",
+                           w->group.rank, w->about.hostname);
 
     return 1;
 }
@@ -5706,7 +5722,7 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s",
                          w->about.device_name, w->about.device_backend);
-    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // or closing frees it
+    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // otherwise, closing frees it
 
     return status;
 }

@@ -40,14 +40,16 @@ LIMITS
     rank needs one descriptor, or desc.sockets of them, per rank with which it shares no memory.
 
     In a larger world, a rank connects at first to the ranks at distances that are powers of two, 2
-    log2(n) of them. It connects to another rank when they exchange a first message, while both are
-    in calls. Either of two ranks may have to connect to the other, so ranks listen until the world
-    is closed. While the ranks meet, rank 0 needs about n + 8 more descriptors.
+    log2(n) of them. It connects to any other rank when the two exchange their first message, while
+    both are in calls. Either of two ranks may have to connect to the other, so ranks listen until
+    the world is closed. While the ranks meet, rank 0 needs about n + 8 more descriptors.
 
     A dead machine, unlike a dead process, is detected only by the time-out.
 
     Over several hosts, gather, scatter, all_to_all, scan and the v-forms are made of messages among
-    all ranks. So are reductions of 16-bit and 8-bit floats, and reductions in a fixed order.
+    all ranks. So are reductions of 16-bit and 8-bit floats, and reductions by an op that is not
+    commutative. If the ranks of some host are not consecutive, all_gather and reduce_scatter are,
+    too.
 
     License: MIT, as for idist.h.
     Generated from src/ by tools/drop_ins.py: change the files there.
@@ -196,16 +198,16 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 // os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h. Neither file has an include guard, because each drop-in has its own
-// locks.
+// Included by base/begin.h. Neither file has an include guard, because every drop-in contains its
+// own copy of both.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
-// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
-// norms check that numbers are finite.
+// that one rank contributes must reach all ranks, the conversions in base/small_float.h rely on the
+// order of their steps, and gradient norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -236,9 +238,9 @@ enum { IDIST__HEADER_BYTES = 64 }; // size of a frame without its payload
 // does not free it.
 //
 // Every transport has `name`, `read`, `write`, `close` and `descriptor`. The other functions are
-// optional. A function is NULL if no link of this transport can do it, and the comment above the
-// function says what happens instead. The code that fills in a transport sets the fields by name.
-// Fields that it does not set stay NULL or false.
+// optional. If no link of a transport can perform a function, the function is NULL, and the comment
+// above the function says what happens instead. The code that fills in a transport sets the fields
+// by name. Fields that it does not set stay NULL or false.
 typedef struct idist__transport {
     const char *name;
 
@@ -393,7 +395,7 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 // each rank, on which the rank sleeps until another rank wakes it. It also contains a pipe from
 // each rank to each other rank. The two pipes between two ranks carry their link. The rest of the
 // file is for collectives (ring/share/) and for idist_alloc. The ranks need no connections to each
-// other. A rank uses as many descriptors on a host with 1,000 ranks as on a host with two.
+// other, so a rank uses as many descriptors on a host with 1,000 ranks as on a host with two.
 //
 // HOW IT FITS
 //
@@ -499,7 +501,7 @@ typedef struct idist__pipe_port { // our end of a link through two pipes
     uint64_t out_head;        // out->head as of our last load
     idist__pace pace;         // times of our writes
     int peer;                 // rank of the peer on this host
-    bool look;                // some process or pipe has ended; a read checks which
+    bool look;                // some process or pipe has ended; the next read checks this one
     idist__os_address beacon; // beacon of the peer
 } idist__pipe_port;
 
@@ -550,8 +552,8 @@ typedef struct idist__segment {
     // Our beacon, and the descriptor with which we check the beacons of other ranks.
     int beacon, observer;
     int next_look;       // rank whose beacon we check next
-    uint32_t ended_seen; // ended_count when our ports were last marked
-    int blind_error;     // errno of the last check of a beacon that failed, or 0
+    uint32_t ended_seen; // ended_count when `look` was last set in all ports
+    int blind_error;     // errno of the last failed check of a beacon, or 0
 } idist__segment;
 
 static char *idist__segment_front(const idist__segment *seg, int rank) {
@@ -596,17 +598,18 @@ static int idist__segment_read_remote(const idist__segment *seg, int rank, uint6
 
 // ring/shm/view.h: maps the memory that other ranks got from idist_alloc
 //
-// When idist_alloc adds an extent to a rank's window, the rank records the extent in its catalog.
-// The other ranks map the extent when they next read the catalog, and then store how many extents
-// they have mapped. The owner offers a buffer in the extent to a group only after all members of
-// the group have mapped the extent. If a rank cannot map more extents because of a limit, calls
-// make an additional copy and do not fail:
+// A window (base/window.h) is the memory of a rank for idist_alloc, and grows by extents. When
+// idist_alloc adds an extent to a rank's window, the rank records the extent in its catalog. The
+// other ranks map the extent when they next read the catalog, and then store how many extents they
+// have mapped. The owner offers a buffer in the extent to a group only after all members of the
+// group have mapped the extent:
 //
 //   owner     maps extent 3, catalog.extent_count = 4   ...   reads mapped[owner] == 4 everywhere
 //   others    see header.extent_count, map extent 3, mapped[owner] = 4
 //
-// Timing decides whether a buffer is offered, but does not change the result. Ranks reduce in the
-// same order in both cases.
+// If a rank cannot map more extents because of a limit, calls make an additional copy and do not
+// fail. Timing decides whether a buffer is offered, but does not change the result, because ranks
+// reduce in the same order in both cases.
 
 // Publishes the new extents of our window. Any thread may call this function.
 static void idist__view_publish(idist__segment *seg) {
@@ -768,7 +771,7 @@ static void idist__view_unmap_all(idist__segment *seg) {
 // A fence in the writer waits until the cache line of its store arrives from the other core, which
 // takes as long as a small collective. So where the kernel can execute a fence in other processes
 // (membarrier), the sleeper requests that fence, and the writers need none. If there are more ranks
-// than cores, ranks sleep often, and each writer executes its own fence (`fenced`).
+// than cores, ranks sleep often, so each writer executes its own fence (`fenced`).
 //
 // In a collective, a rank usually waits for the next step of one particular member. The rank's
 // doorbell names that member (`awaited`). If each of n members woke every rank that waits, a
@@ -866,10 +869,11 @@ static bool idist__doorbell_attends(const idist__segment *seg, int rank) {
 // Shared memory does not show that a process has ended, but the beacon of the process does
 // (os/beacon.h). From time to time, mostly before it sleeps, a rank checks the beacons of a few
 // other ranks. Over several such checks, it covers all beacons. A rank that finds a beacon gone
-// records the end of the process in shared memory and wakes all ranks:
+// records the end of the process in shared memory and wakes all ranks. Shared memory has these
+// fields for the ends of processes and pipes:
 //
 //   doorbell.ended   the process of this rank has died, or has left the world
-//   pipe.closed      the rank writes nothing more to this pipe
+//   pipe.closed      the writer of this pipe writes nothing more to it
 //   ended_count      incremented whenever `ended` or `closed` is set
 //
 // A rank that sees ended_count increase checks all of its pipes.
@@ -880,7 +884,7 @@ typedef enum idist__ended_how {
     IDIST__ENDED_DIED = 2  // another rank found that its beacon is gone
 } idist__ended_how;
 
-// Maximum number of sleeping ranks that divide the beacons among them, and minimum number of
+// Maximum number of sleeping ranks that divide the beacons among themselves, and minimum number of
 // beacons that a rank checks each time. If more ranks sleep, each of them sleeps longer between two
 // checks.
 enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
@@ -925,7 +929,7 @@ static bool idist__liveness_look_at(idist__segment *seg, int rank) {
     return true;
 }
 
-// Returns the number of ranks on this host that sleep. The caller counts as asleep.
+// Returns the number of ranks on this host that sleep, but at least 1.
 static int idist__liveness_sleepers(const idist__segment *seg) {
     uint32_t count =
         __atomic_load_n(&idist__segment_header_of(seg)->sleeper_count, __ATOMIC_RELAXED);
@@ -941,8 +945,8 @@ static int idist__liveness_patience(const idist__segment *seg) {
 }
 
 // Returns the number of beacons that a sleeping rank checks each time. A rank that sleeps alone
-// checks all beacons. Several sleeping ranks divide the beacons, and check all of them in about the
-// same time.
+// checks all beacons. Several sleeping ranks divide the beacons, so that together they check all of
+// them about as often.
 static int idist__liveness_share(const idist__segment *seg) {
     int sleepers = idist__liveness_sleepers(seg), share;
 
@@ -952,9 +956,9 @@ static int idist__liveness_share(const idist__segment *seg) {
     return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
 }
 
-// Checks the next `looks` beacons; each check takes about 1 us. Marks the port of each rank whose
-// end is recorded or noticed here, so that the next read checks the pipe. The rank that recorded an
-// end may itself have been killed before it incremented ended_count.
+// Checks the next `looks` beacons; each check takes about 1 us. Sets `look` in the port of each
+// rank that has ended, so that the next read checks the pipe. This includes ends that another rank
+// has recorded, because that rank may have been killed before it incremented ended_count.
 static void idist__liveness_look(idist__segment *seg, int looks) {
     int i;
 
@@ -964,8 +968,8 @@ static void idist__liveness_look(idist__segment *seg, int looks) {
     }
 }
 
-// Returns true if any process or pipe has ended since the last call. Marks all ports, so that the
-// next reads find out which one.
+// Returns true if any process or pipe has ended since the last call. In that case sets `look` in
+// all ports, so that the next reads find out which one.
 static bool idist__liveness_any(idist__segment *seg) {
     uint32_t count = __atomic_load_n(&idist__segment_header_of(seg)->ended_count, __ATOMIC_ACQUIRE);
     int i;
@@ -1297,9 +1301,9 @@ static void idist__pipe_fill_transport(void) {
 //   PULLED  I have read the message       -          id (as in RTS)
 //   CREDIT  eager bytes were consumed     -          nbytes (how many)
 //   WAITS   I am waiting in a call        -          fingerprint, flags, tag (the last collective
-//                                                    of the group that I have entered), aux (send
-//                                                    / recv messages received so far), id (of an
-//                                                    RTS)
+//                                                    of the group that I have entered), aux (number
+//                                                    of your send / recv messages received so far),
+//                                                    id (of the RTS, if I wait in a send)
 //   HERE    I am here (to WAITS)          -          fingerprint: of the call in WAITS if I have
 //                                                    entered it, or of my last call of the group
 //   ABORT   the group has failed          text       aux (the status), nbytes
@@ -1337,7 +1341,7 @@ enum {
     IDIST__ANSWER
 };
 
-enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
+enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS: see deadlock.h
 enum { IDIST__PASS_ON = 1 };                         // flag of ASK: also ask the rank you wait for
 enum { IDIST__UNANSWERED = 1 };                      // flag of ANSWER: that rank does not answer me
 
@@ -1359,8 +1363,8 @@ typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES 
 #define IDIST__COPIED_BYTES ((size_t)1 << 20)
 #define IDIST__TEXT_BYTES ((size_t)400) // longest text of an ABORT or BYE
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
-#define IDIST__QUICK_YIELDS 16 // maximum polls of a quick call if it does not spin
-#define IDIST__TURN_NS 64      // approximate time of one poll of a quick call
+#define IDIST__QUICK_YIELDS 16 // maximum turns of idist__send_quick_wait if it yields
+#define IDIST__TURN_NS 64      // approximate time of a turn of idist__send_quick_wait if it spins
 #define IDIST__HISTORY 64
 // Interval at which a sleeping rank checks whether processes of its host have ended. The interval
 // may be longer: see ring/shm/liveness.h.
@@ -1473,7 +1477,7 @@ typedef struct idist__link { // the connection to one rank
     size_t owed;         // eager bytes that we have consumed but not yet returned as credit
     size_t their_window; // eager bytes that the peer may still send
 
-    char *stage; // our part of ring->stages: bytes read ahead; [at .. end) are unread
+    char *stage; // this link's part of ring->stages: bytes read ahead; [at .. end) are unread
     size_t at, end;
     idist__frame in;                  // the frame that is being read
     size_t in_moved;                  // bytes of `in` that have arrived
@@ -1515,7 +1519,7 @@ typedef struct idist__ring { // the backend's part of a world
     idist__link *wanted;         // links without a connection that must send or receive a message
     struct idist__connector *connector; // NULL if no link lacks a connection
     bool said_bye;                      // all connected peers were told that we leave
-    idist_status bye_status;            // the status in our BYE; IDIST_OK in order
+    idist_status bye_status;            // the status in our BYE; IDIST_OK if we leave cleanly
     int left_count;                     // number of ranks that have sent BYE
     int64_t asking_ns;     // when the last round of ASK frames began; see ring/engine/ask.h
     int64_t ask_again_ns;  // when the ranks of that round are asked again; 0 if never
@@ -1559,7 +1563,7 @@ typedef struct idist__ring_group { // the backend's part of a group
     uint16_t digest;                            // digest of all calls so far
 
     struct idist__share *share; // shared memory of the members; NULL if collectives use messages
-    bool met;                   // every member knows the regions of all members
+    bool met;                   // this rank knows the regions of all members
 
     // A group over several hosts; see ring/algo/host_plan.h.
     bool spans_hosts;
@@ -1587,8 +1591,9 @@ static uint64_t idist__ring_group_host(const idist_group *g, int rank) {
 //
 // Failing a group cancels its tasks and frees their transfers. That must not happen while a
 // transfer is in use further up the stack, so the code that notices a failure only records it. The
-// engine carries out a recorded failure after each frame and at the end of each step. The loops
-// that run tasks stop at a recorded failure. So at most one failure is recorded at a time.
+// engine carries out a recorded failure after each frame, and before most of its entry points
+// return. The loops that run tasks stop at a recorded failure. So at most one failure is recorded
+// at a time.
 //------------------------------------------------------------------------------
 
 // Records a failure of a group, unless a failure is already recorded or the group has already
@@ -1781,10 +1786,10 @@ static void idist__sockets_fill_transports(void) {
 // ring/msg/op.h: a running collective, and the macros that let an algorithm wait
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
-// Some algorithms store their own position (streams, see ring/algo/stream.h); the others are
+// Some algorithms store their own position (ring/algo/stream.h, ring/algo/direct.h); the others are
 // coroutines. A coroutine is straight-line code between CO_BEGIN and CO_END. CO_AWAIT leaves the
-// function, and later calls resume there, until its condition holds. Local variables do not keep
-// their values across a CO_AWAIT, so all state is in idist__op.
+// function unless its condition holds. The next call resumes there and checks the condition again.
+// Local variables do not keep their values across a CO_AWAIT, so all state is in idist__op.
 
 // Minimum and maximum number of receives of a stream that are posted ahead. The peer may send the
 // messages for all of them without waiting. Twice the minimum is slower on one host, because the
@@ -1826,7 +1831,7 @@ typedef struct idist__dissemination_op { // ring/algo/tree.h
 } idist__dissemination_op;
 
 typedef struct idist__tree_op { // ring/algo/tree.h
-    int distance; // distance to the child of the current step; after the last child, to the parent
+    int distance;               // distance to the parent, or to the child of the current step
 } idist__tree_op;
 
 typedef struct idist__doubling_op { // ring/algo/doubling.h
@@ -1995,9 +2000,9 @@ static void idist__op_run(idist__task *t) {
 //------------------------------------------------------------------------------
 // finding transfers and messages by what frames say
 //
-// Thousands of sends and receives may be in progress at the same time. Every frame belongs to one
-// of them. So the ring has two hash tables: ring->transfers for the transfers, and ring->messages
-// for the unexpected messages.
+// Thousands of sends and receives may be in progress at the same time. Every frame of a message
+// belongs to one of them. So the ring has two hash tables: ring->transfers for the transfers, and
+// ring->messages for the unexpected messages.
 //
 //     what a frame asks for                          its key
 //     a posted receive                               group, peer, and tag or number of the call
@@ -2719,7 +2724,7 @@ static void idist__message_free(idist__ring *ring, idist__link *l, idist__messag
 
 // Drops the oldest message from a rank for a group that does not exist here. Correct programs leave
 // such messages behind if they free a group before all of its messages have arrived. So exceeding
-// the limit is not an error.
+// IDIST__UNKNOWN_MAX is not an error.
 static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     idist__message *msg = l->early;
     bool complete;
@@ -2771,7 +2776,8 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
     return msg;
 }
 
-// Indexes a message again if no receive has taken it and a matched probe has changed its tag.
+// Indexes a message under its new tag if a matched probe has changed the tag. Called when no
+// receive has taken the message.
 static void idist__message_rekey(idist__ring *ring, idist__message *msg, uint32_t old_tag) {
     if (msg->frame.tag == old_tag) return;
     idist__index_remove(&msg->hook);
@@ -2989,8 +2995,8 @@ static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group
 }
 
 // Finds the receive that gets this message, and removes the receive from its list. Returns NULL if
-// there is none. A receive fails if the message is too large for it or has another dtype. The
-// message then remains, perhaps with a new tag.
+// there is none. A receive fails if the message is too large for it or has another dtype, and a
+// probe ends without the message. The message then remains; a matched probe gives it a new tag.
 static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
                                           idist__frame *frame) {
     idist__transfer *xfer;
@@ -3039,8 +3045,8 @@ static idist__transfer *idist__match_step(idist__ring *ring, const idist__transf
 }
 
 // Returns true if a frame has the size and dtype that a receive of a collective expects. The dtype
-// of an empty message does not matter, because in all_to_allv each pair of ranks may have its own
-// dtype.
+// of an empty message does not matter, because in all_to_allv two ranks that exchange no data may
+// use different dtypes.
 static bool idist__match_agrees(const idist__transfer *xfer, const idist__frame *frame) {
     bool same_dtype = xfer->frame.fingerprint.dtype == frame->fingerprint.dtype &&
                       xfer->frame.fingerprint.check == frame->fingerprint.check;
@@ -3199,7 +3205,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &xfer->frame);
 
     if (!l->open || l->write_dead) {
-        idist__link_push(l, xfer); // its task ends when the group fails, because that rank has gone
+        idist__link_push(l, xfer); // the peer is gone: the task ends when the group fails
         return;
     }
 
@@ -3307,9 +3313,9 @@ static void idist__send_start(idist__task *t) {
                      call->send, call->count * idist_dtype_size(call->dtype), &fingerprint);
 }
 
-// Waits briefly for another rank, in a call that depends only on that rank. Returns false if the
-// call has waited long enough, if another thread needs the lock, or if a failure is recorded. The
-// call must then become a task.
+// Waits briefly for another rank in a call that runs without a task (`quick` in core/model.h).
+// Returns false if the call has waited long enough, if another thread needs the lock, or if a
+// failure is recorded. The call must then become a task.
 static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
     int most =
@@ -3324,7 +3330,8 @@ static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
 }
 
 // Tries to send a message immediately, without a task, a transfer or the clock. Returns true if the
-// transport accepted the whole message. Returns false if an earlier send still waits for space.
+// transport accepted the whole message. Otherwise returns false, for example if an earlier send
+// still waits for space.
 static bool idist__send_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__group_world_rank(g, call->root)];
@@ -3954,8 +3961,8 @@ static bool idist__slot_compare_all(idist__task *t, uint32_t call_number) {
     return true;
 }
 
-// Returns true if all ranks have read the slot that the next call overwrites. First checks if all
-// ranks have entered a later call, so that most calls need no check.
+// Returns true if all ranks have read the slot that the next call overwrites. First tries to
+// compare IDIST__SLOTS_AHEAD / 2 more calls, so that the next calls need no check.
 static bool idist__slot_may_enter(idist__task *t) {
     const idist__share *share = idist__region_share(t);
     uint32_t call_number = share->calls_entered + 1 - IDIST__SLOTS_AHEAD;
@@ -4492,7 +4499,7 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
 }
 
 // Copies or reduces the data that this rank needs from the chunk at element `at`, or from a FLAT
-// call. The call is not split.
+// call. idist__split_reduce_run does not use this function.
 static bool idist__fetch_chunk(idist__task *t, size_t at) {
     const idist__op *op = idist__op_of(t);
     int n = idist__fetch_operand_count(t);
@@ -4564,6 +4571,7 @@ static void idist__flat_run(idist__task *t) {
 //   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
 //
+// A rank that exposes a chunk lets the other ranks read its part (EXPOSED in ring/share/region.h).
 // A rank exposes up to one chunk ahead, so that no rank waits while there is something to copy. A
 // rank writes to a buffer again only when all ranks have freed the chunk in that buffer.
 //------------------------------------------------------------------------------
@@ -4626,8 +4634,8 @@ static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t
 }
 
 // Copies our part of a chunk to a buffer. If contributions are not scaled, leaves out the block
-// that only we read. In a split reduction, this is the block that we reduce. In other calls, it is
-// the block for ourselves.
+// that only we read. In a split reduction (ring/share/split_reduce.h), this is the block that we
+// reduce. In other calls, it is the block for ourselves.
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4839,8 +4847,8 @@ static bool idist__split_reduce_is_direct(const idist__task *t) {
 }
 
 // Reduces our block of all contributions into the results of all ranks. Before each piece is
-// written to the other ranks, checks that all ranks are still in the call. A rank that has left may
-// reuse its buffer.
+// written to the other ranks, checks that all ranks are still in the call, because a rank that has
+// left may reuse its buffer.
 static bool idist__split_reduce_sum_direct(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);
@@ -4993,7 +5001,7 @@ static void idist__split_reduce_run(idist__task *t) {
 //
 // A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
 //
-// idist__share_quick         runs the call without a task or clock if no other call is running
+// idist__share_quick         runs the call at once if no other call is running
 // idist__slot_may_enter      checks that all ranks have read the slot to be overwritten
 // idist__slot_enter          writes fingerprint and contribution to our slot, publishes its number
 // idist__slot_all_entered    polls the slots of the other ranks, compares their fingerprints
@@ -5130,19 +5138,19 @@ static void idist__share_start(idist__task *t) {
     if (share->first == t) idist__op_run(t);
 }
 
-// Discards the failure of a quick call whose slot differs from another rank's slot. A quick call
-// has not read the links. Another rank may have aborted the group, and the rank whose slot differs
-// may not know that yet. So the call starts as usual: it first reads the links, and then compares
-// again.
+// Discards the failure that idist__share_quick records if our slot differs from another rank's
+// slot. That function has not read the links. Another rank may have aborted the group, and this
+// rank may not know that yet. So the call starts as usual: it first reads the links, and then
+// compares again.
 static void idist__share_reconsider(idist__ring *ring) {
     if (!ring->failed) return;
     ring->failed = NULL;
     ring->last_start_ns = 0;
 }
 
-// Runs a small blocking collective without a task and without the clock, if no other shared call of
-// the group is running. Returns false if the call must start as usual. We may then already have
-// entered the call (entered_early).
+// Runs a small blocking collective in a preallocated task, without queuing the task or reading the
+// clock, if no other shared call of the group is running. Returns false if the call must start as
+// usual. We may then already have entered the call (entered_early).
 static bool idist__share_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__share *share = idist__ring_group_of(g)->share;
@@ -5240,7 +5248,7 @@ static bool idist__share_may_write(const idist_group *g, const idist__op *op, in
 
 // Waits until no other member can write to our result. Called when a call in which other ranks
 // write to our result (`direct`) ends early. The wait for a member ends when the member has written
-// everything, has also left the call, or is dead. This function checks for a death itself,
+// everything, has left the call itself, or is dead. This function checks for a death itself,
 // because another rank may have reported the failure. A stopped rank would never finish, so all
 // waits end after IDIST__WRITERS_MS.
 static void idist__share_await_writers(const idist_group *g) {
@@ -5296,7 +5304,7 @@ static bool idist__share_needs(const idist__task *t, int rank) {
     return idist__region_reached(share, rank, IDIST__FREED) < number - IDIST__BUFFERS + 1;
 }
 
-// Reads from the slots which call each other rank has reached, for error texts.
+// Records, for error texts, the last call that every other rank has reached, as its slot shows.
 static void idist__share_update_seen(const idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     int i, index;
@@ -5491,9 +5499,9 @@ static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t si
     return share;
 }
 
-// Sets up the shared calls of a group. `offers` contains the number of the region that each member
-// offers. If a member offers none, or the group is too large for the buffers, the group's
-// collectives use messages.
+// Sets up the shared calls of a group. `offers` contains 1 plus the number of the region that each
+// member offers, or 0 if it offers none. If a member offers none, or the group is too large for the
+// buffers, the group's collectives use messages.
 static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     idist__segment *seg = idist__ring_of(g->w)->shm;
     idist__share *share;
@@ -5652,7 +5660,7 @@ static void idist__stream_begin(idist__op *op, size_t recv_count, size_t send_co
 
 // ring/algo/ring_algo.h: all_reduce, reduce_scatter and all_gather of large messages
 //
-// The ranks form a ring. Each rank sends to its right neighbor (rank + 1) and receives from its
+// The n ranks form a ring. Each rank sends to its right neighbor (rank + 1) and receives from its
 // left neighbor (rank - 1). So every rank sends and receives all the time.
 //
 // all_reduce. The buffer is cut into n blocks, which travel around the ring twice. In step s, rank
@@ -5683,6 +5691,8 @@ static void idist__stream_begin(idist__op *op, size_t recv_count, size_t send_co
 // all_gather and all_gatherv are the second lap alone, in (n - 1) messages of B bytes.
 //
 // A reduction starts at a different rank for each block, so the operation must commute.
+//
+// COSTS in ring/algo/choose.h defines B.
 
 // Returns the block that item `index` belongs to: our rank, minus the step of the item, minus
 // `back` (mod n).
@@ -5887,8 +5897,8 @@ static void idist__ring_algo_all_gather(idist__task *t) {
 
 // ring/algo/chain.h: broadcast, reduce and scan of large messages
 //
-// The ranks form a line, and each rank forwards chunks to the next rank. Once the first chunk has
-// reached the end of the line, every link carries data all the time:
+// The n ranks form a line, and each rank forwards the c chunks of the buffer to the next rank. Once
+// the first chunk has reached the end of the line, every link carries data all the time:
 //
 //   n = 4, c = 3    step 0   step 1   step 2   step 3   step 4
 //   link 0 -> 1     chunk 0  chunk 1  chunk 2
@@ -5904,6 +5914,8 @@ static void idist__ring_algo_all_gather(idist__task *t) {
 // order of the ranks, so it also works for operations that do not commute.
 //
 // A binomial tree sends B bytes log n times in sequence. The tree is faster while B is small.
+//
+// COSTS in ring/algo/choose.h defines B and log.
 
 static int idist__chain_relative_rank(const idist__op *op) { // returns v
     return idist__block_wrap(op->rank - op->root, op->n);
@@ -6045,6 +6057,8 @@ static void idist__chain_scan(idist__task *t) {
 // message know its size.
 //
 // The tag of a message is the distance between its two ranks, which both ends know.
+//
+// COSTS in ring/algo/choose.h defines B.
 
 enum { IDIST__DIRECT_MESSAGES = 8 }; // maximum messages in progress in each direction
 
@@ -6223,6 +6237,8 @@ static void idist__dissemination_run(idist__task *t) {
 //
 // A broadcast or scatter starts with the child that has the largest subtree. A reduce or gather
 // uses the same tree in the other direction.
+//
+// COSTS in ring/algo/choose.h defines B and log.
 //------------------------------------------------------------------------------
 
 // Returns our v. A reduction with an operation that does not commute uses a tree whose root is rank
@@ -6414,6 +6430,8 @@ static void idist__tree_scatter(idist__task *t) {
 // Scans (Hillis and Steele). In round k, rank r sends its sum to rank r + 2^k, and adds the sum
 // that it receives from rank r - 2^k. The sum then covers the 2^(k+1) ranks up to r. At the end of
 // an exscan, each rank sends its prefix to the next rank.
+//
+// COSTS in ring/algo/choose.h defines B and log.
 
 enum { IDIST__DOUBLING_RESULT = 1 << 30 }; // tag of a finished result
 
@@ -6539,6 +6557,8 @@ static void idist__doubling_scan(idist__task *t) {
 //
 //   bytes sent per rank   B n/2 log n: blocks travel up to log n times
 //   latency               log n messages instead of n - 1
+//
+// COSTS in ring/algo/choose.h defines B and log.
 
 static void idist__bruck_all_gather(idist__task *t) {
     idist__op *op = idist__op_of(t);
@@ -6642,7 +6662,7 @@ static void idist__bruck_all_to_all(idist__task *t) {
 //   broadcast        on the root's host    broadcast                 on the other hosts
 //   barrier          barrier               barrier                   barrier
 //
-//   bytes over the network   what one rank sends, but per host instead of per rank
+//   bytes over the network   each host sends what a rank sends in the algorithm of step 2
 //   latency                  two local steps, and one step among as many ranks as there are hosts
 //
 // A large all_reduce, reduce or broadcast is cut into pieces, so that the network is busy from the
@@ -7282,9 +7302,9 @@ static void idist__host_run_progress(idist__ring *ring) {
 //                                                         reduce_scatterv as reduce_scatter
 //
 // For reduce_scatter, scatter and all_to_all, B is one of n blocks. For the other operations, B is
-// the whole buffer. idist__choose_table determines which column a call uses. tests/unit/model.c
-// runs these algorithms on a LogGP network (make model). `make tune` measures the sizes at which
-// the two columns take the same time.
+// the whole contribution. idist__choose_table determines which column a call uses.
+// tests/unit/model.c runs these algorithms on a LogGP network (make model). `make tune` measures
+// the sizes at which the two columns take the same time.
 //
 // REPRODUCIBILITY
 //
@@ -7384,9 +7404,10 @@ enum {
     IDIST__CHOICE_LATENCY = 8 * 1024, // a / b where the limits of the table were measured
     IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time b
     IDIST__CHOICE_OVERHEAD = 12,      // approximate a / o between hosts
-    // Maxima of a / b, and of the limits that follow from a / b, for each IDIST__CHOICE_RANKS
-    // ranks. These maxima are needed because an interface may report a wrong bandwidth.
+    // Maximum of a / b. This maximum and the next one are needed because an interface may report a
+    // wrong bandwidth.
     IDIST__CHOICE_LATENCY_MOST = 512 * 1024,
+    // Maximum of the limits that follow from a / b, for each IDIST__CHOICE_RANKS ranks.
     IDIST__CHOICE_MOST = 512 * 1024
 };
 
@@ -7796,9 +7817,9 @@ static bool idist__attempt_begin(idist__attempt *attempt, const idist__where *wh
 //     that rank;
 //   - a rank accepts the connection of a higher rank, and drops its own attempt.
 //
-// The accepting rank decides after the peer has proven its identity, and before it sends its last
-// message of the handshake. An accepted connection becomes a link. A rank that is refused tries
-// again a little later; usually the other rank has connected to it in the meantime.
+// The accepting rank decides after the peer has proven its identity, and before sending its own
+// last message of the handshake. An accepted connection becomes a link. A rank that is refused
+// tries again a little later; usually the other rank has connected to it in the meantime.
 //
 // A link over TCP may have several sockets (see ring/msg/). Each socket is connected separately, by
 // either rank; the link is connected when all of its sockets are.
@@ -8467,8 +8488,9 @@ static int idist__absent_next(const idist__task *t, int rank, int absence) {
     return rank;
 }
 
-// Returns the world rank that a call waits for, or -1 if it waits for no particular rank. Among
-// several ranks, prefers one that does not answer, then one that has not entered the call.
+// Returns the world rank that a call waits for, or -1 if it waits for no particular rank. Prefers a
+// member that does not answer, then one whose data this rank needs, then one that has not entered
+// the call.
 static int idist__absent_whom(const idist__task *t) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
                                 IDIST__ABSENT | IDIST__NEEDED, IDIST__NEEDED, IDIST__ABSENT};
@@ -8652,8 +8674,8 @@ static bool idist__ask_explain(const idist__ring *ring, int rank, char *text, si
 // ring/engine/missing.h: names the ranks that a call waits for
 //
 // A warning or an error about a late call names the ranks that hold it up. The text also names the
-// rank that got no answer. After a partial network failure, a rank may find itself among the ranks
-// that did not answer.
+// rank that got no answer, because after a partial network failure, a rank that is alive may find
+// itself in the list.
 
 // Appends a note to a text if this rank ran out of descriptors during the call. In that case this
 // rank could not connect to the ranks that the text names.
@@ -8692,8 +8714,8 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
 }
 
 // Returns the last call in which this rank saw a member take part. If the member must have entered
-// a later call, returns that call instead. In many algorithms a rank receives from only a few
-// others.
+// a later call, returns that call instead, because in many algorithms a rank receives from only a
+// few others.
 static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
     const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
     const idist__fingerprint *common = idist__missing_common(t);
@@ -8788,9 +8810,9 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
 // ring/engine/incoming.h: carries out the frames that arrive
 //
 // A frame is a header of 64 bytes and, for some types, a payload. ring/msg/ring_model.h lists the
-// types. The reader calls idist__incoming_begin when a header is complete. Then it writes the
-// payload to link.target, or drops the payload if link.target is NULL. Finally it calls
-// idist__incoming_end.
+// types. The reader (ring/engine/progress.h) calls idist__incoming_begin when a header is complete.
+// Then it writes the payload to link.target, or drops the payload if link.target is NULL. Finally
+// it calls idist__incoming_end.
 //
 // A peer is authenticated but may be faulty. None of its frames can make this rank write out of
 // bounds or read a payload that the type does not carry. The function idist__incoming_is_allowed
@@ -9143,9 +9165,9 @@ static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
 
 // ring/engine/announce.h: announces the calls in which this rank waits
 //
-// A waiting call is announced to connected members, and to each other member once it connects.
-// Before the call fails, this rank announces it a second time (g->asked_ns), and connects to all
-// members. The error text names the members that do not answer.
+// A rank announces the call in which it waits to connected members, and to each other member once
+// it connects. Before the call fails, the rank announces it a second time (g->asked_ns), and
+// connects to all members. The error text then names the members that do not answer.
 
 // Tells a member, given by its rank in the group, that this rank waits in t.
 static void idist__announce_to(idist__ring *ring, const idist__task *t, bool only_call, int rank) {
@@ -9175,8 +9197,8 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     idist__deadlock_find(ring, t->group->ranks[rank]);
 }
 
-// Tells the other members of a call that this rank waits in it. They can then report a mismatch, or
-// answer that they are alive.
+// Tells the other members of the group that this rank waits in t. They can then report a mismatch,
+// or answer that they are alive.
 static void idist__announce_wait(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool asks_all = t->group->asked_ns > t->started_ns;
@@ -9202,8 +9224,8 @@ static void idist__announce_late(idist__ring *ring, int peer) {
     const idist__task *t, *only = idist__task_only_call(w);
     const idist_group *g;
 
-    // While the world is being closed, its tables no longer exist, but peers must still learn that
-    // it failed.
+    // While the world is being closed, the rank_of table of its group no longer exists, but peers
+    // must still learn that the world failed.
     for (g = &w->group; g; g = g->next)
         if (g->status != IDIST_OK &&
             (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))
@@ -9247,7 +9269,7 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 enum {
     IDIST__PROGRESS_READS = 16,    // reads of one link before the next link's turn
     IDIST__PROGRESS_DIRECT = 4096, // bytes of the smallest payload that bypasses the stage
-    IDIST__PROGRESS_FEW = 4,       // most links of which reading each is cheaper than poll
+    IDIST__PROGRESS_FEW = 4,       // most polled links for which reading each is cheaper than poll
     IDIST__PROGRESS_TURNS = 8,     // one in this many polls by a caller reads all links
     IDIST__PROGRESS_WAKES = 3      // entries of a poll set before the connector's
 };
@@ -9468,8 +9490,9 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
 
 // Decides which ranks are lost after a stream has ended. When one rank dies, other ranks that learn
 // of the death may end too, which ends their streams. These ranks may have sent the reason before
-// they ended, so this function first reads everything that has arrived. A rank whose process died
-// is more likely to be the original cause than a rank that has left.
+// they ended, so this function first reads everything that has arrived. Ranks whose processes have
+// died are declared first, because such a rank is more likely to be the original cause than a rank
+// that has left.
 static void idist__progress_judge(idist__ring *ring) {
     int i;
 
@@ -9574,8 +9597,8 @@ static void idist__progress_left(idist__ring *ring) {
 
     for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
         if (!ring->links[i].bye) continue;
-        // A rank leaves cleanly when all ranks have called idist_finalize. Closing the world ends
-        // the calls that other threads of this rank are in.
+        // A rank leaves cleanly only after all ranks have called idist_finalize. The calls that
+        // other threads of this rank are in then end because this rank closes its world.
         if (ring->w->life.closing && ring->links[i].bye_status == IDIST_OK) continue;
         t = idist__progress_needs(ring, i);
         if (!t) t = idist__progress_forsaken(ring, i);
@@ -9731,8 +9754,8 @@ static bool idist__progress_awaits_any(const idist__ring *ring) {
     return false;
 }
 
-// Makes all progress that is possible without blocking. If `all` is false and there are only a few
-// polled links, reads only the polled links from which an algorithm waits for something.
+// Makes all progress that is possible without blocking. If `all` is false and only a few links are
+// polled, skips the polled links that no algorithm waits for, unless that would skip all of them.
 static void idist__progress_move(idist__ring *ring, bool all) {
     bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW && !ring->connector, ended = false;
     int i;
@@ -9813,7 +9836,7 @@ static void idist__progress_run(idist__world *w) {
 //
 //   no shared memory             in poll, on ring->watch (all connections), the connector's
 //                                sockets, and this process's wake-up descriptor
-//   shared memory and streams    in poll as well, with its beacon in the set; its doorbell says
+//   shared memory and sockets    in poll as well, with its beacon in the set; its doorbell says
 //                                ASLEEP_IN_POLL, so ranks of this host wake it through the beacon
 //   shared memory only           on its doorbell, a futex (ASLEEP_ON_WORD)
 //
@@ -9823,7 +9846,7 @@ static void idist__progress_run(idist__world *w) {
 //
 // A rank marks its doorbell before it sleeps and then checks everything once more, so no wake-up is
 // lost between the check and the sleep. A doorbell that has been rung is not rung again. The last
-// check may itself consume a wake-up (it polls when there are many streams), so we sleep only while
+// check may itself consume a wake-up (it polls when there are many sockets), so we sleep only while
 // the doorbell is still marked. Another thread that reads the links while we sleep may also consume
 // a wake-up; that thread must call `wake` afterwards.
 
@@ -9897,8 +9920,8 @@ static void idist__sleep_wake(idist__world *w) {
     else idist__os_poll_wakeup_signal(ring->wake);
 }
 
-// Returns true if frames are waiting to be written. When all ranks leave in order, also returns
-// true while a BYE has yet to arrive or an attempt to connect continues.
+// Returns true if frames are waiting to be written. When all ranks leave cleanly, also returns true
+// while a BYE has yet to arrive or an attempt to connect continues.
 static bool idist__sleep_is_busy(const idist__ring *ring, bool clean) {
     int i;
 
@@ -9939,8 +9962,8 @@ static void idist__sleep_flush(idist__world *w, int64_t until_ns) {
 //   members on several hosts   ring/algo/host_run.h
 //   otherwise                  ring/algo/choose.h, messages between ranks
 //
-// Every collective first records its fingerprint. Then it compares this fingerprint with those that
-// other ranks have already sent for the call with the same number.
+// A collective of several ranks first records its fingerprint. Then it compares this fingerprint
+// with those that other ranks have already sent for the call with the same number.
 
 static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
     idist_group *g = t->group;
@@ -9972,8 +9995,8 @@ static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// Tries to complete a blocking call without creating a task, while no tasks exist. Returns false if
-// the call needs a task.
+// Tries to complete a blocking call without creating a task, while no task is running. Returns
+// false if the call needs a task.
 static bool idist__start_task_quick(idist_group *g, const idist__call *call) {
     const idist__link *l;
 
@@ -9989,7 +10012,7 @@ static bool idist__start_task_quick_message(idist_group *g, const idist__call *c
     return call->kind == IDIST__SEND ? idist__send_quick(g, call) : idist__progress_take(g, call);
 }
 
-// Reads the frames that have arrived before a call starts, because they may report that the call's
+// Before a call starts, reads the frames that have arrived, because they may report that the call's
 // group has failed.
 static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {
@@ -10106,8 +10129,8 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__tran
     if (xfer->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
 
     if (!unwritten) {
-        // Once written, an RTS would wait for its CTS. Changing its type, which is already written,
-        // prevents that.
+        // Once written, an RTS would wait for its CTS. Changing its type here, after the type was
+        // written, prevents that.
         if (xfer->frame.type == IDIST__RTS) xfer->frame.type = IDIST__CREDIT;
         xfer->nbytes = xfer->piece = xfer->piece_moved = xfer->moved = 0;
         return;
@@ -10345,8 +10368,8 @@ static void idist__members_close(idist_group *g) {
     if (rg->local) idist__group_free(rg->local);
     if (rg->leaders) idist__group_free(rg->leaders);
 
-    // If the group failed before its members met here, other ranks may have used the groups by
-    // host.
+    // If the group failed before this rank made the groups by host, other ranks may already have
+    // sent frames for those groups.
     if (drops_local)
         idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LOCAL), g->status);
     if (drops_leaders)
@@ -10488,8 +10511,8 @@ static idist_status idist__members_split_by_host(idist_group *g, const idist__gr
 }
 
 // Sets up a group's shared-memory regions, or its groups by host. The array `offers` contains the
-// region that each member offers. If it is NULL, each member offers its first region. The world
-// passes NULL and needs no exchange, because all ranks know the table of hosts and all first
+// region that each member offers. For the world `offers` is NULL: each member offers its first
+// region. The world needs no exchange, because all ranks know the table of hosts and all first
 // regions are free.
 static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
     const idist_allocator *mem = &g->w->cfg.mem;
@@ -10956,8 +10979,8 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
 
 // Opens the store of a new world. Rank 0 may still serve, at the same address, the store of the
 // last world that this thread joined or failed to join. Rank 0 may also close that store during our
-// handshake. This can happen only once, so if the server is lost a second time, it was the server
-// of the new rank 0.
+// handshake. Such a close can happen only once. So a server that is lost after that is the server
+// of the new world.
 static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     uint64_t last = desc->server ? 0 : idist__join_store_last_server;
@@ -11090,7 +11113,8 @@ static idist_status idist__join_store_open(idist__join *j) {
     int64_t world_number = 0;
     idist_status status;
 
-    // A view of the caller's store has its own limit on the wait for answers.
+    // A view of the caller's store has its own answer_by_ns, so setting it does not change the
+    // caller's store.
     status =
         cfg->store ? idist_store_prefix(cfg->store, "", &j->store) : idist__join_store_open_own(j);
     if (status != IDIST_OK) return status;
@@ -11115,8 +11139,8 @@ static idist_status idist__join_store_open(idist__join *j) {
 }
 
 // Publishes that this rank is done. Rank 0 closes the store only when all ranks are done, because
-// until then the ranks learn through the store that a process has died. Rank 0 may close the store
-// before it has answered the last request.
+// until then the ranks learn through the store that a process has died. This rank does not wait for
+// an answer, because rank 0 may close the store before it answers.
 //
 // If the store is in a file, the other ranks wait until the store has ended. If they open another
 // world in the same file, they must not find the store of this world. Over sockets,
@@ -11349,7 +11373,7 @@ static void idist__records_measure(idist__join *j, bool by_loopback) {
         uint64_t one_way_us = network.round_trip_us / 2 + OVERHEAD_US;
 
         j->w->machine.latency_nbytes = one_way_us * network.mbits / 8;
-        snprintf(text, capacity, "%u us there and back, %u Mbit/s, ", network.round_trip_us,
+        snprintf(text, capacity, "%u us round trip, %u Mbit/s, ", network.round_trip_us,
                  network.mbits);
     }
 
@@ -11507,15 +11531,15 @@ static idist_status idist__links_late(const idist__join *j) {
         missing > 16 ? ", ..." : "");
 }
 
-// Returns true if an address is local to this host, and the user has set the host id, which may be
-// wrong. Ranks of one host connect by local sockets or through loopback.
+// Returns true if `where` is an address inside this host, and the user has set the host id, which
+// may be wrong. Ranks with the same host id connect by local sockets or through loopback.
 static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
     bool is_local = idist__address_is_local(where) || idist__address_is_loopback(where);
     return is_local && j->w->cfg.host_id[0];
 }
 
-// Returns true if a rank of another host has published a loopback address. Only the IDIST_ADDR of
-// that rank can cause this.
+// Returns true if a rank of another host has published a loopback address. Normally only the
+// IDIST_ADDR of that rank causes this.
 static bool idist__links_misled(const idist__join *j, int rank, const char *where) {
     bool same_host = j->records[rank].host == j->records[j->w->group.rank].host;
     char host[sizeof j->tcp->text];
@@ -11754,10 +11778,10 @@ static size_t idist__segment_layout_window_nbytes(int n) {
 //   idist__segment_map_open      maps the file, and reserves our memory that other ranks write to
 //   idist__segment_map_free      undoes whichever of these steps were done
 //
-// A file in memory has pages only where a process has written. If the host's or a container's
-// memory is exhausted, such a write ends the process (SIGBUS). So each rank reserves its part of
-// the file before any rank uses it. A rank that cannot reserve its part merely votes against the
-// segment.
+// A file in memory has pages only where a process has written. If the memory of the host or
+// container is exhausted, the first write to a page ends the process (SIGBUS). So each rank
+// reserves its part of the file before any rank uses it. A rank that cannot reserve its part merely
+// votes against the segment.
 
 static void idist__segment_map_free(const idist_allocator *mem, idist__segment *seg) {
     if (!seg) return;
@@ -11867,10 +11891,9 @@ static int idist__segment_map_open(idist__segment *seg) {
 //   idist__segment_probe_reads      each rank reads the number of every other rank, and times
 //                                   reading the sample of the rank before it
 //
-// The result is a vote: all ranks of a host use the fastest way that each of them can use. Each
-// rank writes its sample twice: to its private memory, and to the pipe from the rank that will read
-// it. The reader compares the time of a read through the kernel with the time of a copy from the
-// pipe.
+// The result is a vote: all ranks of a host use the fastest way that all of them can use. Each rank
+// writes its sample twice: to its private memory, and to the pipe from the rank that will read it.
+// The reader compares the time of a read through the kernel with the time of a copy from the pipe.
 
 enum { // votes; the lowest vote decides
     IDIST__READS_NOT,
@@ -11922,8 +11945,8 @@ static bool idist__segment_probe_reads_all(idist__segment *seg) {
 
 // Returns true if the kernel reads the memory of another process at least half as fast as we read
 // memory shared with it. Some processors need five times as long for data in the other process's
-// cache. The sample is read in small pieces, and the fastest piece counts, because an interrupt may
-// have slowed down the rest.
+// cache. The sample is read in small pieces, and the fastest piece counts, because interrupts may
+// have slowed down the others.
 static bool idist__segment_probe_reads_fast(const idist__segment *seg) {
     int from = (seg->me + seg->n - 1) % seg->n;
     const char *shared = (const char *)(idist__segment_pipe(seg, seg->me, from) + 1);
@@ -12456,10 +12479,10 @@ static idist_status idist__segment_agree_share(idist__join *j) {
 //
 // STEPS
 //
-// The ranks write the following into the store, in this order; R is a rank. All names begin with a
-// prefix that no other world uses.
+// The ranks write the following into the store, in this order; R is a rank. All names without
+// `idist/` begin with a prefix that no other world uses.
 //
-//   idist/ranks in a file: are ranks assigned here? (rank 0)    idist__draw_check_given
+//   idist/ranks store in a file: were ranks given? (rank 0)     idist__draw_check_given
 //   idist/R     number of worlds that rank R has opened here    idist__join_store_open
 //   job         number of the job, number of ranks (rank 0)     idist__records_agree_on_job
 //   node/R      the record of rank R                            idist__records_exchange
@@ -12470,7 +12493,7 @@ static idist_status idist__segment_agree_share(idist__join *j) {
 //   joined/R    rank R is done; rank 0 waits for all ranks and  idist__join_store_leave
 //               closes the store
 //
-// If a rank cannot join, it also writes:
+// If a rank cannot join, the ranks also write:
 //
 //   failed      why the rank gave up                            idist__join_failure_tell
 //   heard       number of ranks that have read `failed`
@@ -12632,8 +12655,8 @@ static void idist__join_end(idist__join *j) {
     }
 }
 
-// Warns of a memory limit under which this rank may fail to join or to share memory. The error text
-// of another rank could not name this limit.
+// Warns of a memory limit under which this rank may fail to join or to share memory, because the
+// error text of another rank could not name this limit.
 static void idist__join_warn_of_limit(idist__world *w) {
     size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
     char limit[160];
@@ -12660,7 +12683,7 @@ static idist_status idist__join_open(idist__world *w) {
     if (w->cfg.transport == IDIST__TRANSPORT_AUTO && w->group.size > 1)
         idist__os_cpu_fence_others(true);
 
-    // The store is opened first, so that the other ranks learn of any failure after it.
+    // The store is opened first, so that the other ranks learn of any later failure.
     if (w->group.size > 1) status = idist__join_store_open(&j);
     else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->about.hostname);
 
@@ -12693,9 +12716,9 @@ static idist_status idist__join_open(idist__world *w) {
 //------------------------------------------------------------------------------
 // leaving the other ranks
 //
-// In order: after the last barrier, every rank sends BYE and waits until all of its frames are
-// written. On TCP, closing a connection with unread bytes could destroy data that the peer has not
-// read yet. On TCP the rank therefore also waits for the peer's BYE.
+// After the last barrier: every rank sends BYE and waits until all of its frames are written. On
+// TCP, closing a connection that holds unread input could destroy output that the peer has not read
+// yet. So on TCP the rank also waits for the peer's BYE.
 //
 // After a failure of the world: every rank also sends BYE, with the reason. In groups that the
 // failure does not concern, the other ranks can still finish the calls that the leaving rank has
@@ -12719,8 +12742,8 @@ static bool idist__close_discard(int fd) {
     return idist__os_socket_at_end(fd);
 }
 
-// Fills a poll set with the connections that the peers have not closed yet. Returns the number of
-// entries.
+// Ends our side of the connections, and discards the data that has arrived. Fills a poll set with
+// the connections that the peers have not closed yet. Returns the number of entries.
 static int idist__close_polls(const idist__ring *ring, idist__os_poll_entry *entries) {
     int i, k, count = 0;
 

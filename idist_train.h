@@ -62,8 +62,8 @@ WHAT IT IS
 HOW IT FITS
 
     This is an optional header on top of idist.h; no other header uses it. This header uses the
-    public functions of idist.h, and the base and the timelines of its implementation. For device
-    memory, include idist_nccl.h first.
+    public functions of idist.h. Its implementation also uses parts of idist.h's implementation:
+    src/base/ and the timelines. For device memory, include idist_nccl.h first.
 
 CONTENTS
 
@@ -75,7 +75,7 @@ CONTENTS
       [train_api:metric]      numbers over all ranks
       [train_api:checkpoint]  files that are either complete or absent
       [train_api:log]         what a training run prints, on rank 0 only
-      [train_api:summary]     scalars over the steps of a training, for TensorBoard and as CSV
+      [train_api:summary]     scalars over the steps of a training run, for TensorBoard and as CSV
 
     The implementation follows. Its files are in src/train/.
     Generated from src/ by tools/drop_ins.py: change the files there.
@@ -121,8 +121,9 @@ typedef struct idist_sampler_desc {
 // Creates a sampler, which starts in epoch 0. Local. The sampler keeps 8 bytes per sample of this
 // rank. Dealing out an epoch (here and in set_epoch, set_state and reshard) temporarily takes
 // another 8 bytes per sample of all ranks. With an order_fn, it takes 8 bytes per index requested
-// from order_fn. The indices of the last epoch still exist at that time. Returns IDIST_ERR_ARG if
-// there are no samples, more samples than memory can hold, or a rank outside 0 .. num_replicas - 1.
+// from order_fn. The indices of the previous epoch still take memory at that time. Returns
+// IDIST_ERR_ARG if there are no samples, more samples than memory can hold, or a rank outside 0 ..
+// num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc,
                                             idist_sampler **sampler);
 // Frees a sampler and sets the pointer to NULL. Does nothing if it is NULL.
@@ -153,11 +154,11 @@ IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 typedef struct idist_sampler_state {
     uint64_t epoch, position; // position: samples of this rank done since the last reshard
     uint64_t processed;       // samples of all ranks done before the last reshard
-    uint64_t ranks;           // that share the samples; 0 means the number where the state is set
+    uint64_t ranks; // how many share the samples; 0: as in the sampler that gets this state
 } idist_sampler_state;
 // Returns the position of the next index. Once idist_sampler_next has returned false, the state is
-// the beginning of the next epoch. So a training that resumes from the state does not repeat the
-// epoch. Before that, but after the last index, the state is the end of the epoch.
+// the beginning of the next epoch. So a training run that resumes from the state does not repeat
+// the epoch. Before that, but after the last index, the state is the end of the epoch.
 IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampler);
 // Goes to a state. If the number of ranks was different, the rest of the epoch is dealt out among
 // the present ranks. Each of the earlier ranks counts as having done `position` samples, so those
@@ -167,9 +168,9 @@ IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampl
 IDIST_API idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sampler_state state);
 
 // Records that this rank has processed another `count` of the samples it got from
-// idist_sampler_next. Call it after each batch, for example. Returns IDIST_ERR_ARG if the record
-// exceeds what an epoch has. Call idist_sampler_set_epoch before a second pass over the epoch; it
-// resets the record.
+// idist_sampler_next. Call it after each batch, for example. Returns IDIST_ERR_ARG if the total
+// would exceed idist_sampler_count. Call idist_sampler_set_epoch before a second pass over the
+// epoch; it resets the record.
 //
 // This is for elastic training by the rule of Horovod's ElasticSampler: ranks work in step, and
 // each records what it has processed. When ranks are lost or join, idist_sampler_reshard deals out
@@ -183,9 +184,9 @@ IDIST_API idist_status idist_sampler_reshard(idist_sampler *sampler, const idist
 
 // Shuffles 0 .. length - 1 (as Python's random.Random(seed).shuffle does) and cuts the result into
 // n parts of fractions[i] * length samples, rounded down. The fractions must not add up to more
-// than 1. Writes part number `which` to indices, which has room for `length`, and its size to
-// *count. Local. Returns IDIST_ERR_ARG for a negative fraction, fractions above 1 in total, an
-// invalid `which`, or more than 2^32 - 1 samples.
+// than 1. Writes part number `which` to `indices`, and the size of the part to *count. The array
+// must have room for `length` indices. Local. Returns IDIST_ERR_ARG for a negative fraction,
+// fractions above 1 in total, an invalid `which`, or more than 2^32 - 1 samples.
 IDIST_API idist_status idist_partition(size_t length, const double *fractions, int n, int which,
                                        uint64_t seed, size_t *indices, size_t *count);
 
@@ -209,7 +210,7 @@ typedef struct idist_loader idist_loader;
 // Description of a loader. A desc that is all zero except sampler, batch_size, batch_nbytes and
 // fetch is valid.
 typedef struct idist_loader_desc {
-    // You keep ownership, and the sampler must outlive the loader. The loader moves the sampler:
+    // You keep ownership, and the sampler must outlive the loader. The loader advances the sampler:
     // the sampler's state is always the state after the last batch you got. Once a batch of 0
     // samples has ended the epoch, the state is the beginning of the next epoch. If you move or
     // reshard the sampler yourself, the loader drops what it has fetched ahead and continues from
@@ -225,7 +226,7 @@ typedef struct idist_loader_desc {
     int prefetch;              // batches fetched ahead, per worker; 0 means 2
     bool drop_last;            // leave out a last batch that is not full
     int timeout_ms;            // limit of a wait for a fetch; 0 means 5 minutes, < 0 means none
-    idist_allocator allocator; // of the batches, such as pinned memory; all zero means malloc
+    idist_allocator allocator; // for batches, for example in pinned memory; all zero means malloc
 } idist_loader_desc;
 
 // Creates a loader and starts its workers, which begin to fetch at the sampler's position. Local.
@@ -237,7 +238,8 @@ IDIST_API idist_status idist_loader_create(const idist_loader_desc *desc, idist_
 IDIST_API void idist_loader_free(idist_loader **loader);
 // Starts an epoch here and in the sampler, and drops what was fetched ahead. A new loader starts
 // where its sampler is. Returns IDIST_ERR_TIMEOUT if earlier fetches are still running. Then the
-// sampler is in the new epoch, and the next call tries again.
+// sampler is in the new epoch, and the next idist_loader_next or idist_loader_set_epoch tries
+// again.
 IDIST_API idist_status idist_loader_set_epoch(idist_loader *loader, uint64_t epoch);
 // Returns the number of batches that this rank gets in an epoch.
 IDIST_API size_t idist_loader_count(const idist_loader *loader);
@@ -266,8 +268,8 @@ IDIST_API idist_status idist_loader_next(idist_loader *loader, idist_batch *batc
 // Creates a loader and its sampler, like Ignite's auto_dataloader. In desc, batch_size and
 // batch_nbytes count all ranks of the sampler's group together, and num_workers counts all ranks of
 // the world on this host. See idist_auto_batch_size and idist_auto_num_workers. The loader creates
-// the sampler from `samples`; desc.sampler is NULL. If the rank has a device (idist_nccl.h is
-// included before this header) and desc.allocator is not set, batches are in pinned memory. Logs
+// the sampler from `samples`, so desc.sampler must be NULL. If the rank has a device (idist_nccl.h
+// is included before this header) and desc.allocator is not set, batches are in pinned memory. Logs
 // the resulting numbers at info level. Warns, as Ignite does, if samples.num_replicas and
 // samples.rank do not match the group.
 IDIST_API idist_status idist_auto_loader(const idist_loader_desc *desc,
@@ -315,8 +317,9 @@ typedef enum idist_compression {
 // The error of the approximation is added to the gradient of the next iteration, even by a rank in
 // idist_ddp_join. A gradient that is far too large on one rank leaves such errors on all ranks. The
 // errors cancel out in the sum, but later gradients that are added to them are rounded away. All
-// ranks drop the errors of a matrix if its sum over the ranks is smaller than 2^-16 times the size
-// of the terms. Then rank 0 warns, and all ranks compute the iteration again without the errors.
+// ranks drop the errors of a matrix if the terms of the sum over the ranks nearly cancel (the sum
+// is smaller than 2^-16 times the size of the terms). Then rank 0 warns, and all ranks compute the
+// iteration again without the errors.
 //
 // Everything, F64 included, is computed and sent as F32: values too small for F32 become 0, and
 // values too large become infinite. Costs up to 8 bytes of memory per gradient, besides P and Q.
@@ -379,7 +382,8 @@ typedef struct idist_ddp_desc {
     // weights) only once.
     //
     // If grads or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc);
-    // see idist_ddp_grad. If grads is NULL, nothing is copied.
+    // see idist_ddp_grad. If grads is NULL, the gradients of a bucket lie together there, so none
+    // is copied.
     //
     // A bucket is reduced in place if its gradients follow one another in memory, lower indices
     // first. Otherwise the bucket is reduced in pieces. Pieces are reduced in place where the ranks
@@ -402,13 +406,13 @@ typedef struct idist_ddp_desc {
     double prescale, postscale;          // factors before and after the sum; 0 means 1
     bool sum;                            // sum over the ranks instead of averaging
     bool keep_params;                    // parameters are equal already: only compare shapes
-    // Some parameters get no gradient in some iterations: those that are not ready when
-    // idist_ddp_wait is called (see idist_ddp_wait).
+    // Set this if some parameters get no gradient in some iterations. A parameter that is not ready
+    // when idist_ddp_wait is called counts as unused.
     bool find_unused;
     bool uneven; // ranks may run out of data at different times; see idist_ddp_join
     // With uneven: divide by the number of ranks that still have data instead of by all ranks.
     bool divide_by_active;
-    bool on_device; // params, grads and buffers are in device memory (idist_nccl.h)
+    bool on_device; // params, grads and buffers are in device memory (idist_nccl.h, not XLA)
     void *stream;   // cudaStream_t that computes the gradients on_device; NULL means the default
     int timeout_ms; // of each call, as in idist_opts
 } idist_ddp_desc;
@@ -441,7 +445,7 @@ IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i);
 // follows.
 //
 // The first idist_ddp_wait that succeeds with no_sync off adopts the order in which gradients
-// became ready on rank 0. (With uneven, the first rank with data counts.) Gradients for which
+// became ready on rank 0. (With uneven, on the first rank that has data.) Gradients for which
 // idist_ddp_ready was not called come last, from the last to the first. If the gradients of some
 // bucket lie apart in the memory of some rank, buckets are formed anew in that order, as torch
 // does. Their number may change, but gradients stay where they are. Otherwise, and with compression
@@ -450,10 +454,10 @@ IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i);
 IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i);
 IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // returns the number of buckets
 
-// Copies the buffers of the first rank that has data. Call it before the forward pass if there are
-// buffers or uneven is set; otherwise it is not needed. Collective over the group. A forward pass
-// without a backward pass, for validation, may be followed by another one. With uneven, each
-// forward pass needs its idist_ddp_wait.
+// Copies the buffers of the first rank that still has training data to all ranks. Call it before
+// the forward pass if there are buffers or uneven is set; otherwise it is not needed. Collective
+// over the group. A forward pass without a backward pass, for validation, may be followed by
+// another one. With uneven, each forward pass needs its idist_ddp_wait.
 IDIST_API idist_status idist_ddp_forward(idist_ddp *ddp);
 // Reports that gradient i is complete. Do not touch the gradient until idist_ddp_wait returns.
 // Launches, in order, the buckets that are full, except the last one, and does not wait for them.
@@ -545,8 +549,8 @@ typedef struct idist_milestone {
 IDIST_API double idist_piecewise_linear(const idist_milestone *milestones, int n, double step);
 
 // Kind of a schedule: torch's schedulers of the same names, as closed formulas. In the formulas,
-// `begin`, `end` and `steps` are fields of the schedule. The fraction of the steps that is left is
-// left = 1 - step / steps, but at least 0.
+// `begin`, `end` and `steps` are fields of the schedule. In them, `left` is the fraction of the
+// steps that remains: 1 - step / steps, but at least 0.
 typedef enum idist_schedule_kind {
     IDIST_SCHEDULE_CONSTANT = 0,    // begin
     IDIST_SCHEDULE_STEP = 1,        // StepLR: times factor after every `steps` steps
@@ -573,9 +577,8 @@ typedef struct idist_schedule {
     idist_schedule_kind kind;
 } idist_schedule;
 
-// Returns the value in a step; the first step is step 0. The value is accurate to a relative error
-// of 1e-12, in a time that does not grow with step.
-// Returns NaN in these cases:
+// Returns the value at a step; the first step is step 0. The relative error is at most 1e-12. The
+// time of a call does not depend on `step`. Returns NaN in these cases:
 //
 //   - The schedule is NULL, or its kind is invalid.
 //   - The kind uses `steps`, which is 0.
@@ -716,10 +719,10 @@ IDIST_API idist_status idist_checkpoint_load(const char *path, const idist_tenso
 // crash has left two files of a step, the newer one counts. Rank 0 looks for the file and reads all
 // of it to verify its checksum, and all ranks get its path. A damaged file is skipped; a warning
 // names the file and says what is wrong.
-// IDIST_ERR_NOT_FOUND: there is no folder, or no file in it has such a name: a new training may
-// begin.
+// IDIST_ERR_NOT_FOUND: there is no folder, or no file in it has the name of a checkpoint: training
+// can start afresh.
 // IDIST_ERR_CORRUPT: files have such names, but all of them are damaged, or a newer version of
-// idist wrote them: a training was here. The text names them.
+// idist wrote them: an earlier training run left them. The text names them.
 // IDIST_ERR_TRUNCATED: capacity is too small.
 // IDIST_ERR_SYSTEM: the folder or one of its checkpoints cannot be read, so that another one may be
 // the best or the latest.
@@ -767,7 +770,7 @@ typedef struct idist_progress {
 IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const char *text);
 
 //------------------------------------------------------------------------------
-// [train_api:summary]  scalars over the steps of a training, for TensorBoard and as CSV
+// [train_api:summary]  scalars over the steps of a training run, for TensorBoard and as CSV
 //
 // Does what add_scalar of torch.utils.tensorboard's SummaryWriter does. All calls are local, and
 // any thread may make them. Rank 0 of the group writes. On other ranks every function returns
@@ -780,7 +783,7 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 //                                 to read the same double; nan, inf and -inf.
 //     events.out.tfevents.*       what TensorBoard reads; values are rounded to floats
 //
-// A training that is resumed appends to scalars.csv and writes another events file; TensorBoard
+// A training run that is resumed appends to scalars.csv and writes another events file; TensorBoard
 // joins the events files of a folder. A last line that a crash has cut off is removed first.
 //
 // In a child made by fork, idist_summary_add and _flush fail with IDIST_ERR_STATE, and
@@ -791,8 +794,8 @@ typedef struct idist_summary idist_summary;
 
 typedef struct idist_summary_desc {
     const char *folder; // on rank 0; created with its parents if it does not exist
-    // The group whose rank 0 writes. If it is NULL, rank 0 of the world writes, or every process
-    // before there is a world.
+    // The group whose rank 0 writes. If it is NULL, rank 0 of the world writes, or, before there is
+    // a world, every process.
     idist_group *group;
     bool no_csv;
     bool no_tensorboard;
@@ -810,8 +813,9 @@ IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
 // killed. A tag, such as "train/loss", has up to 1,000 bytes of UTF-8, and at least one.
 // TensorBoard groups tags by what precedes the slash. A step is at most INT64_MAX.
 //
-// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the value before. This value is kept,
-// and the next call writes it if it can. Up to 64 KiB are kept per file; further values are lost.
+// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the previous value. This value is kept
+// in memory, and the next call writes it if it can. Up to 64 KiB are kept per file; further values
+// are lost.
 IDIST_API idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                          uint64_t step);
 
@@ -949,16 +953,16 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
 
 // os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h. Neither file has an include guard, because each drop-in has its own
-// locks.
+// Included by base/begin.h. Neither file has an include guard, because every drop-in contains its
+// own copy of both.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
-// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
-// norms check that numbers are finite.
+// that one rank contributes must reach all ranks, the conversions in base/small_float.h rely on the
+// order of their steps, and gradient norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -1078,12 +1082,12 @@ static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
     indices[i] = kept;
 }
 
-// The number of indices from which PyTorch 2.6 draws 64 bits per index. With that many indices, the
-// remainder of a 32-bit number would visibly favor some of them.
+// For this number of indices or more, PyTorch 2.6 draws 64 bits per index, because the remainder of
+// a 32-bit number would visibly favor some indices.
 static const size_t IDIST__RANDOM_LARGE = UINT32_MAX / 20;
 
 // Makes a permutation by the "inside-out" shuffle, which fills `indices` as it goes. Stores each
-// new index at a random position, at most its own, and moves the index that was there to the end.
+// new index i at a random position from 0 to i, and moves the index that was there to position i.
 static void idist__permutation_make_large(size_t *indices, size_t count, idist__twister *twister) {
     size_t i;
 
@@ -1185,8 +1189,8 @@ static idist_status idist__agree_enter(const char *name, const idist_opts *opts,
     return status;
 }
 
-// Returns the status of the first rank whose `mine` is not IDIST_OK, and sets the text of that
-// rank's failure. Returns IDIST_OK if there is no such rank. Collective.
+// Returns the status of the first rank whose `mine` is not IDIST_OK, and sets the error text to
+// that rank's. Returns IDIST_OK if there is no such rank. Collective.
 static idist_status idist__agree(idist_status mine, const idist_opts *opts) {
     idist__agree_failure failure;
     int rank = idist_group_rank(opts->group);
@@ -1271,7 +1275,7 @@ struct idist_sampler {
 };
 
 // Calls order_fn. Returns false if order_fn throws an exception; in that case idist_last_error
-// returns its text.
+// returns the exception's text.
 IDIST__NOINLINE static bool idist__sampler_call_order(const idist_sampler_desc *desc,
                                                       size_t *indices, uint64_t epoch, int run) {
     IDIST__TRY(desc->order_fn(indices, desc->length, epoch, run, desc->arg));
@@ -1322,8 +1326,8 @@ static size_t idist__sampler_share(const idist_sampler_desc *desc, size_t replic
 
 // Returns the number of samples that are done: `processed` samples before the shares were dealt
 // out, and `position` samples of each rank's share. A complete share completes the epoch, including
-// a remainder that does not divide evenly. The result is at most the length, because some samples
-// may have been dealt out twice.
+// a remainder that does not divide evenly. The result is limited to the length, because some
+// samples may have been dealt out twice.
 static size_t idist__sampler_done(const idist_sampler_desc *desc, size_t replicas, size_t processed,
                                   size_t position) {
     size_t done = processed + position * replicas;
@@ -2413,8 +2417,8 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
 
 // train/schedule.h: values that follow the step, such as the learning rate
 //
-// The functions log, exp and sin would need -lm. The series here are so long that their next term
-// would be below the last bit of a double.
+// The functions log, exp and sin would need -lm, so this file sums series instead. The series are
+// so long that their next term would be below the last bit of a double.
 
 static const double idist__schedule_ln_2 = 0.69314718055994530942;
 static const double idist__schedule_half_pi = 1.57079632679489661923;
@@ -2540,8 +2544,8 @@ static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_
         return false;
     if (!schedule->warmup_steps) return true;
 
-    // If the rise is short, it ends before the first step, and the value at that step is not
-    // `begin`.
+    // The warm-up ends at the value of step 0, which is not `begin` if the rise is so short that it
+    // ends before step 0.
     return idist__schedule_is_finite(idist__schedule_main(schedule, 0) - schedule->warmup);
 }
 
@@ -3293,7 +3297,7 @@ static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *hea
 // files that this process has verified or written
 //
 // idist_checkpoint_save must know which files are valid before it removes other files in favor of
-// them. For this purpose it reads each file only once, as long as the file does not change.
+// them. It reads each file for this purpose only once, unless the file changes.
 //------------------------------------------------------------------------------
 
 enum { IDIST__SEEN_FILES = 1024 }; // a new entry replaces the oldest one
@@ -3341,7 +3345,7 @@ static void idist__seen_add(const idist__os_file_version *version, idist__flaw f
 //
 // A sync can fail because the file system does not support it. In that case only the protection
 // against a crash is missing, and the training need not stop. A sync can also fail because data did
-// not reach the disk (EIO, ENOSPC, EDQUOT).
+// not reach the disk (EIO, ENOSPC, EDQUOT), which is a real error.
 //------------------------------------------------------------------------------
 
 static idist__os_mutex idist__sync_lock = IDIST__OS_MUTEX_INIT; // protects the variable below
@@ -3972,9 +3976,9 @@ static int idist__save_write(const idist__checkpoint *checkpoint, const idist_ch
     return idist__sync_judge(error, "checkpoint_save", desc->folder, log);
 }
 
-// Returns a better file of another step, which makes the new file unwanted. Prefers files of later
-// steps; among those, or among earlier files if there are none, returns the best. Returns NULL if
-// the new file is wanted.
+// Returns a better file of another step, which makes the new file unwanted. If better files have
+// later steps, returns the best of these, and otherwise the best file of an earlier step. Returns
+// NULL if the new file is wanted.
 static const idist__folder_entry *idist__save_find_better(const idist_checkpoint_desc *desc,
                                                           const idist__folder_list *list,
                                                           const idist__folder_entry *entry) {
@@ -4465,10 +4469,15 @@ static idist_status idist__tensor_memory_scale(const idist__memory *memory, void
 }
 
 // Sets *on_device to true if data is in device memory. Without idist_nccl.h, always sets it to
-// false.
+// false. Returns IDIST_ERR_UNSUPPORTED for an idist_xla_buffer.
 static idist_status idist__tensor_memory_on_device(const idist__memory *memory, const void *data,
                                                    bool *on_device) {
     *on_device = false;
+#ifdef IDIST_XLA_H
+    if (data && idist__xla_buffer_is(data))
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "ddp: a tensor is an idist_xla_buffer; "
+                                                  "all_reduce such gradients yourself");
+#endif
 #ifdef IDIST_NCCL_H
     if (data) return idist__own_holds("ddp", &memory->opts, data, on_device);
 #else
@@ -5098,8 +5107,8 @@ static idist_status idist__powersgd_recover(const idist_bucket *b,
     if (!idist__powersgd_is_finite(matrix->p, p_count)) return IDIST_OK;
     if (!(idist__powersgd_size(matrix->p, p_count) < state->sizes[k] / 65536)) return IDIST_OK;
 
-    // The sum may also be small because the gradients cancel out. In that case the errors are no
-    // larger than the gradients.
+    // The sum may also be small because the gradients cancel out. In that case M is not much larger
+    // than the gradient on any rank.
     own = idist__powersgd_size_of_gradient(b, matrix->first, matrix->count);
     own = idist__powersgd_size(m, matrix->count) / 4096 > own ? 1.0f : 0.0f;
     status = idist_all_reduce(&own, &sum, 1, IDIST_F32, IDIST_SUM, &b->opts);
@@ -5212,9 +5221,9 @@ static idist_status idist__on_device_half_finish(idist_bucket *b, void *arg) {
 //     in flight                         |======== 0 ========|
 //                                  |============ 1 ============|
 //
-// The order in which gradients become ready on a rank does not matter. A bucket is launched when it
-// is full and the bucket before it has been launched. In this way all ranks make the same calls in
-// the same order.
+// The order in which gradients become ready on a rank does not matter. A bucket is full when all of
+// its gradients are ready. It is launched when it is full and the bucket before it has been
+// launched. In this way all ranks make the same calls in the same order.
 //
 // The backward pass may use parameters in an order other than the listed one. In that case some
 // buckets become full late, and all later buckets wait for them. Therefore, after the first
@@ -5264,7 +5273,7 @@ typedef struct idist__ddp_param {
     void *gradient; // its place in the bucket: in the program's memory, or a copy
     int bucket;
     uint64_t ready_iteration;   // the last iteration in which it was ready
-    uint64_t no_sync_iteration; // the iteration after a pass with no_sync in which it was ready
+    uint64_t no_sync_iteration; // the iteration after the last no_sync pass with it ready
 } idist__ddp_param;
 
 typedef struct idist__ddp_bucket {
@@ -5287,7 +5296,7 @@ typedef struct idist__ddp_piece {
     const idist__ddp_bucket *bucket;
     size_t first;  // index of its first element in the bucket
     int gradient;  // index of the gradient with that element, in the bucket's exposed.gradients
-    bool in_place; // not in a slot
+    bool in_place; // reduced where it is, not in a slot of slot_memory
     // The gradients of the piece, if they are reduced where they are.
     idist__part parts[IDIST__DDP_PARTS];
     idist_request request;
@@ -5339,7 +5348,7 @@ struct idist_ddp {
 
     // The state of the current iteration.
     uint64_t iteration; // from 1 on
-    int ready_count;    // gradients that are ready, the first ones of arrival_order
+    int ready_count;    // gradients that are ready; until `learnt`, the first ones of arrival_order
     int launched_count; // launched buckets
     // Where the next piece begins in the bucket that is being launched: `gradient` and `first` of
     // its idist__ddp_piece.
@@ -5409,8 +5418,8 @@ static idist_status idist__ddp_check_group(const idist_ddp *d) {
     return idist__agree_enter("ddp", &opts, &unused);
 }
 
-// Sets the factors that turn the sum into the result. The factors depend on the number of ranks
-// with data.
+// Sets the factors that turn the sum into the result. With divide_by_active, they depend on the
+// number of ranks with data.
 static void idist__ddp_set_scale(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     double postscale = desc->postscale != 0 ? desc->postscale : 1, divisor = d->group_size;
@@ -5622,8 +5631,9 @@ static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
 }
 
 // Allocates one slot for each piece that can be in flight. A bucket that is contiguous on this rank
-// may also be reduced in pieces, because it is scattered on another rank. Its pieces take slots,
-// but need no memory. Sets in_pieces for the buckets that are scattered on this rank.
+// may also be reduced in pieces, because it is scattered on another rank. Its pieces are counted
+// too, because each takes an entry of d->slots, although it needs no memory. Sets in_pieces for the
+// buckets that are scattered on this rank.
 static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     size_t count = 0;
     bool any = false;
@@ -5754,11 +5764,11 @@ IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state
 
 // train/ddp/ddp_piece.h: buckets whose gradients are scattered in memory
 //
-// A copied bucket would leave the caches before it is reduced, and again before it is copied back.
-// The data would pass through memory three times instead of once. Therefore the bucket is reduced
-// in pieces. If the group shares memory, a piece is reduced where its gradients are, unless these
-// gradients are very small. Otherwise pieces are copied to a few slots that stay in the cache. A
-// piece is copied into its slot when it is launched:
+// If such a bucket were copied as a whole, it would leave the caches before it is reduced, and
+// again before it is copied back. The data would pass through memory three times instead of once.
+// Therefore the bucket is reduced in pieces. If the group shares memory, a piece is reduced where
+// its gradients are, unless these gradients are very small. Otherwise pieces are copied to a few
+// slots that stay in the cache. A piece is copied into its slot when it is launched:
 //
 //     gradients    [    0    ]     [1]  [2]    [     3     ]
 //     pieces       [  a  |  b        |  c        |    d    ]
@@ -5875,7 +5885,7 @@ static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_
 }
 
 // Launches the next piece of a bucket. If `alone` is set, no piece is in flight. In that case the
-// next piece is launched after this one has ended, unless pieces overlap.
+// call blocks, unless pieces overlap and another piece follows.
 static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
                                            bool alone) {
     const idist_bucket *all = &bucket->exposed;
@@ -5940,7 +5950,8 @@ static idist_status idist__ddp_piece_settle(idist_ddp *d) {
 }
 
 // Launches the remaining pieces of a bucket while slots are free. If `ending` is set, waits for
-// slots to become free, and launches pieces that do not overlap one at a time, without a request.
+// slots to become free. In that case, if pieces do not overlap (d->pieces_overlap), launches one
+// piece at a time, without a request.
 static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucket *bucket,
                                             bool ending) {
     idist_status status = IDIST_OK;
@@ -6077,9 +6088,9 @@ static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bu
     return idist__ddp_launch_call_hook(d, IDIST__DDP_START, bucket);
 }
 
-// Launches the buckets that are full. Leaves the last bucket to idist_ddp_wait, which sets
-// `ending`, because nothing is computed while the last bucket is in flight. In idist_ddp_wait the
-// rank has nothing else to do, so the built-in reduction makes blocking calls.
+// Launches the buckets that are full. Only idist_ddp_wait sets `ending`. Without `ending`, leaves
+// the last bucket to idist_ddp_wait, because nothing is computed while that bucket is in flight. In
+// idist_ddp_wait the rank has nothing else to do, so the built-in reduction makes blocking calls.
 static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
     bool blocking = ending && !d->desc.hook && !d->desc.on_device;
     int limit = ending ? d->bucket_count : d->bucket_count - 1;
@@ -7742,7 +7753,7 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
 }
 
 // Creates an events file. The number at the end of its name distinguishes files that a process
-// creates in the same second. The folder need not be readable.
+// creates in the same second. It is found by trying names, so the folder need not be readable.
 static idist_status idist__summary_open_events(idist_summary *summary) {
     idist__summary_file *file = &summary->events;
     int64_t now_us = idist__os_calendar_ns() / 1000;

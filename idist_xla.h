@@ -41,8 +41,8 @@ BUFFERS
 
     XLA has no device pointers, and a PJRT_Buffer never changes. So device memory is an
     idist_xla_buffer, a handle that a program passes wherever a call takes a buffer. A call that
-    writes to the handle replaces the PJRT_Buffer behind the handle. A call in place may reuse the
-    memory of the input for the result (donation).
+    writes to the handle replaces the PJRT_Buffer behind the handle. A world without such a device
+    takes no handles. A call in place may reuse the memory of the input for the result (donation).
 
     A handle has addresses of its own, as many as the buffer has bytes. (char *)x + 8 is the part of
     the buffer from byte 8 on, and a call takes such a part as well. Nobody can read or write these
@@ -53,11 +53,13 @@ WHO IS A RANK
     processes   one process per TPU chip: idist_spawn, idistrun, srun. idist tells libtpu which chip
                 is whose (TPU_VISIBLE_CHIPS, TPU_PROCESS_ADDRESSES, ...), unless these variables are
                 set.
-    threads     one process opens a world per thread (idist_open), and its devices are shared out.
-                XLA's CPU plug-in has as many devices as IDIST_XLA_CPU_DEVICES says.
+    threads     one process opens a world per thread (idist_open), and its devices are divided among
+                the threads. XLA's CPU plug-in has as many devices as IDIST_XLA_CPU_DEVICES says.
 
     A rank has the device local rank modulo the number of devices of its process. desc.device or
-    IDIST_DEVICE overrides that: "tpu:1", "xla:1".
+    IDIST_DEVICE overrides that: "tpu:1" is the second TPU of the process, "xla:1" its second
+    device, and "cpu" means no device. idist_device() returns the number that the plug-in gives the
+    device.
 
 HOW DEVICE MEMORY TRAVELS
 
@@ -70,27 +72,30 @@ HOW DEVICE MEMORY TRAVELS
         staged   everything else, and everything if the devices do not form one world of XLA: the
                  buffers are copied to the host, and the host's backend does the call
 
-    Compiling takes milliseconds on a CPU, and may take seconds on a TPU, once per kind of call,
-    count, dtype and op. A program that varies its counts should round them up to a few values.
+    Compiling takes milliseconds on a CPU, and may take seconds on a TPU. Calls share a program if
+    they have the same kind, shapes, dtype, op, root and group. A process keeps 256 programs. A user
+    program that varies its counts should round them up to a few values.
 
     XLA rounds 16-bit and 8-bit floats at every step, and does not define MIN and MAX of a NaN. On a
     TPU, F64 is a pair of F32, with the range of F32. Integer results have the bits of the host's
     results.
 
-    In one collective, either all ranks pass device memory or none does; otherwise the call fails
-    with IDIST_ERR_MISMATCH. A message may go from a device to the host memory of another rank.
+    In one collective, either all ranks pass device memory, even ranks with 0 elements, or none
+    does. Otherwise the call fails with IDIST_ERR_MISMATCH. A part of a buffer is staged by copying
+    the whole buffer. A message may go from a device to the host memory of another rank.
 
 CALLS
 
-    opts.request       proceeds beside the program until idist_wait or idist_test
+    opts.request       runs in the background until idist_wait or idist_test completes it
     opts.stream        IDIST_ERR_UNSUPPORTED: PJRT has no streams
-    barriers, bytes, strings, numbers   stay on the host
+    idist_barrier, and the _bytes and _alloc functions   stay on the host
 
     Before a program is launched, all ranks meet on the host. They compare the call, and agree on
     the order of all programs. So different calls, late ranks and lost ranks give the same errors as
-    on the host, before any rank has entered XLA. Programs of several groups never wait for each
-    other in a circle. Calls of two worlds of one process have no such order: do not let them
-    overlap.
+    on the host, before any rank has entered XLA. If the call times out after all ranks have agreed,
+    its program still runs, because the devices of other ranks wait for it. Programs of several
+    groups never wait for each other in a circle. Calls of two worlds of one process have no such
+    order: do not let them overlap.
 
 PROGRAMS OF YOUR OWN
 
@@ -104,9 +109,12 @@ PROGRAMS OF YOUR OWN
 
 FAILURES
 
-    If the plug-in reports an error, the call fails with IDIST_ERR_DEVICE on all ranks. If a rank is
-    lost while its program runs, the others get IDIST_ERR_PEER_LOST, but XLA itself still waits: on
-    CPUs it ends the process after 40 s ("Termination timeout").
+    If the plug-in reports an error on one rank, the call fails with IDIST_ERR_DEVICE on all ranks.
+    If a rank is lost while its program runs, the others get IDIST_ERR_PEER_LOST. In both cases the
+    devices of other ranks may wait inside the program forever, and programs of all groups wait
+    behind it; on CPUs, XLA ends the process after 40 s ("Termination timeout"). A call in place
+    that fails may lose the contents of its buffer. Then idist_xla_buffer_get returns
+    IDIST_ERR_DEVICE.
 
 CONTENTS
 
@@ -136,29 +144,32 @@ extern "C" {
 // Device memory of this rank: a handle, and an address that nobody can access.
 typedef struct idist_xla_buffer idist_xla_buffer;
 
-// Creates a buffer on this rank's device and copies `count` elements of host memory into the
-// buffer, or zeros if data is NULL. Blocks until the data has been read. Any thread may call.
-// Returns IDIST_ERR_ARG for count 0 and for a dtype that XLA does not have (pairs, user dtypes),
-// IDIST_ERR_NO_DEVICE, IDIST_ERR_DEVICE or IDIST_ERR_NO_MEMORY.
+// Creates a buffer of one dimension on this rank's device and copies `count` elements of host
+// memory into the buffer, or zeros if data is NULL. Blocks until the data has been read. Any thread
+// may call. Returns IDIST_ERR_ARG for count 0 and for a dtype that XLA does not have (pairs, user
+// dtypes), IDIST_ERR_STATE without a world, IDIST_ERR_NO_DEVICE, IDIST_ERR_DEVICE or
+// IDIST_ERR_NO_MEMORY.
 IDIST_API idist_status idist_xla_buffer_put(const void *data, size_t count, idist_dtype dtype,
                                             idist_group *group, idist_xla_buffer **buffer);
 
 // Makes a buffer from a PJRT_Buffer on this rank's device, for example from a result of your own
 // program. The buffer may have up to 16 dimensions; calls take its elements in row-major order.
-// idist treats a buffer of bools as IDIST_U8. A result that is not 0 becomes 1, so IDIST_SUM is a
-// logical "or". On success the PJRT_Buffer belongs to idist. Returns the errors of
-// idist_xla_buffer_put, and IDIST_ERR_UNSUPPORTED for a type that idist does not have.
+// idist treats a buffer of bools as IDIST_U8. A result that is not 0 becomes 1. Use IDIST_LOR or
+// IDIST_LAND, because IDIST_SUM wraps at 256. On success the PJRT_Buffer belongs to idist. Returns
+// the errors of idist_xla_buffer_put, and IDIST_ERR_UNSUPPORTED for a type that idist does not
+// have.
 IDIST_API idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
                                               idist_xla_buffer **buffer);
 
 // Copies a whole buffer to host memory of nbytes, which must be the size of the buffer. Waits for
 // the programs that compute the buffer, but not for requests of idist: wait for those first.
-// Returns IDIST_ERR_ARG, IDIST_ERR_DEVICE, or IDIST_ERR_TIMEOUT after timeout_ms (-1: no limit).
+// Returns IDIST_ERR_ARG, IDIST_ERR_DEVICE, IDIST_ERR_STATE in a process forked from the owner's, or
+// IDIST_ERR_TIMEOUT after timeout_ms (0: does not wait, -1: no limit).
 IDIST_API idist_status idist_xla_buffer_get(const idist_xla_buffer *buffer, void *data,
                                             size_t nbytes, int timeout_ms);
 
-// Returns the PJRT_Buffer of a buffer, as an input for a program of your own. It stays valid until
-// the next call that writes to the buffer. idist keeps ownership.
+// Returns the PJRT_Buffer of a buffer, as an input for a program of your own. The PJRT_Buffer stays
+// valid until the next call that writes to the buffer. idist keeps ownership.
 IDIST_API void *idist_xla_buffer_pjrt(const idist_xla_buffer *buffer);
 
 // Frees a buffer and sets the pointer to NULL. Calls in progress keep the memory until they end. A
@@ -176,8 +187,9 @@ IDIST_API void *idist_xla_client(idist_group *group);
 IDIST_API void *idist_xla_device(idist_group *group);
 
 // Writes a serialized CompileOptionsProto for a program over a group: one replica per member,
-// replica i on the device of rank i. Returns its number of bytes. Writes nothing if the capacity is
-// smaller.
+// replica i on the device of rank i. Returns the number of bytes. Writes nothing if the capacity is
+// smaller. Fails with IDIST_ERR_UNSUPPORTED if the members cannot run one program, for example
+// because two members share a device.
 IDIST_API size_t idist_xla_compile_options(idist_group *group, void *options, size_t capacity);
 
 // Returns the backend that moves memory of XLA's devices, beside the world's backend for host
@@ -308,16 +320,16 @@ IDIST_API const idist_backend_api *idist_xla_backend(void);
 
 // os/mutex_init.h: the initial value of a lock in static memory
 //
-// Included by base/begin.h. Neither file has an include guard, because each drop-in has its own
-// locks.
+// Included by base/begin.h. Neither file has an include guard, because every drop-in contains its
+// own copy of both.
 
 #define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
-// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
-// norms check that numbers are finite.
+// that one rank contributes must reach all ranks, the conversions in base/small_float.h rely on the
+// order of their steps, and gradient norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1
@@ -347,7 +359,7 @@ IDIST_API const idist_backend_api *idist_xla_backend(void);
 // and idist needs no header of XLA. A plug-in refuses a struct that is smaller than the one it was
 // compiled with. So each struct here ends with zeros for the fields of newer plug-ins.
 //
-// tests/device/pjrt_abi.c compares numbers, offsets and sizes with a real pjrt_c_api.h.
+// tests/xla/pjrt_abi.c compares numbers, offsets and sizes with a real pjrt_c_api.h.
 
 enum {
     IDIST__PJRT_MAJOR = 0,
@@ -484,7 +496,7 @@ enum {
     IDIST__PJRT_BOOL = 1,              // PJRT_Buffer_Type_PRED
     IDIST__PJRT_TILED = 0,             // PJRT_Buffer_MemoryLayout_Type_Tiled
     IDIST__PJRT_UNTIL_TRANSFERRED = 1, // PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes
-    IDIST__PJRT_DIMS = 16              // dimensions of a buffer that idist takes
+    IDIST__PJRT_DIMS = 16              // most dimensions of a buffer
 };
 
 // The names of a dtype in StableHLO, and its number in PJRT (PJRT_Buffer_Type). `bits` is the
@@ -533,7 +545,7 @@ static bool idist__pjrt_check(const idist__pjrt_api *api, void *error, char *why
 
     if (!error) return true;
 
-    // These two functions return nothing, and what a caller ignores does no harm.
+    // In PJRT, the two functions that are called here return void, so their results are ignored.
     idist__pjrt_init(&message, sizeof message);
     message.object = error;
     api->functions[IDIST__PJRT_ERROR_MESSAGE](&message);
@@ -564,8 +576,8 @@ static void idist__pjrt_destroy(const idist__pjrt_api *api, int place, void *obj
     idist__pjrt_call(api, place, &args, ignored, sizeof ignored);
 }
 
-// Waits for an event and destroys it. Returns false if what it stands for has failed. Accepts NULL.
-// Blocks without a deadline.
+// Waits for an event and destroys it. Returns false if the work that the event stands for has
+// failed. Accepts NULL. Blocks without a deadline.
 static bool idist__pjrt_await(const idist__pjrt_api *api, void *event, char *why, size_t capacity) {
     idist__pjrt_object args;
     bool ok;
@@ -579,7 +591,7 @@ static bool idist__pjrt_await(const idist__pjrt_api *api, void *event, char *why
     return ok;
 }
 
-// Returns the pointer that a function answers for an object, or NULL with the reason in `why`.
+// Returns the pointer that a function gives for an object, or NULL with the reason in `why`.
 static void *idist__pjrt_ask(const idist__pjrt_api *api, int place, void *object, char *why,
                              size_t capacity) {
     idist__pjrt_object args;
@@ -590,7 +602,7 @@ static void *idist__pjrt_ask(const idist__pjrt_api *api, int place, void *object
     return idist__pjrt_call(api, place, &args, why, capacity) ? args.out : NULL;
 }
 
-// Returns the number that a function answers for an object, or -1 with the reason in `why`.
+// Returns the number that a function gives for an object, or -1 with the reason in `why`.
 static int idist__pjrt_ask_number(const idist__pjrt_api *api, int place, void *object, char *why,
                                   size_t capacity) {
     idist__pjrt_number args;
@@ -601,7 +613,7 @@ static int idist__pjrt_ask_number(const idist__pjrt_api *api, int place, void *o
     return idist__pjrt_call(api, place, &args, why, capacity) ? args.out : -1;
 }
 
-// Writes the text that a function answers for a client, or "" on failure.
+// Writes the text that a function gives for a client, or "" on failure.
 static void idist__pjrt_ask_text(const idist__pjrt_api *api, int place, void *client, char *text,
                                  size_t capacity) {
     idist__pjrt_string args;
@@ -620,12 +632,57 @@ static void idist__pjrt_ask_text(const idist__pjrt_api *api, int place, void *cl
 //
 // libtpu forms a slice from TPU_* variables. If a variable is missing, libtpu asks the metadata
 // server of Google's cloud, 30 times per value. On a machine without that server this takes
-// minutes. idist knows the ranks and their hosts. For a process per chip, idist sets the variables
-// that the user has not set. Nothing is set if several ranks are threads of one process, because
-// that process owns all chips of the host. The values follow torch_xla
+// minutes. idist knows the ranks and their hosts. If there is one process per chip, idist sets the
+// variables that the user has not set. Nothing is set if several ranks are threads of one process,
+// because that process owns all chips of the host. The values follow torch_xla
 // (torch_xla/_internal/tpu.py).
 
-enum { IDIST__TPU_VENDOR = 0x1ae0, IDIST__TPU_PORT = 8476 };
+enum {
+    IDIST__TPU_VENDOR = 0x1ae0,
+    IDIST__TPU_PORT = 8476,
+    IDIST__TPU_BOUNDS = 2, // index of TPU_PROCESS_BOUNDS in idist__tpu_names
+    IDIST__TPU_VARIABLES = 6
+};
+
+static const char *const idist__tpu_names[IDIST__TPU_VARIABLES] = {"TPU_VISIBLE_CHIPS",
+                                                                   "TPU_CHIPS_PER_PROCESS_BOUNDS",
+                                                                   "TPU_PROCESS_BOUNDS",
+                                                                   "TPU_PROCESS_ADDRESSES",
+                                                                   "TPU_PROCESS_PORT",
+                                                                   "CLOUD_TPU_TASK_ID"};
+
+// Returns the variables that idist set for an earlier world, perhaps in the process from which this
+// process was started, as bits. Such variables do not count as the user's.
+static int64_t idist__tpu_own_variables(void) {
+    const char *text = idist__os_env("IDIST_TPU_VARIABLES");
+    int64_t own = 0;
+
+    return text && idist__parse_int(text, 0, (1 << IDIST__TPU_VARIABLES) - 1, &own) ? own : 0;
+}
+
+// Returns true if the user has set a variable.
+static bool idist__tpu_is_users(int variable) {
+    return idist__os_env(idist__tpu_names[variable]) &&
+           !(idist__tpu_own_variables() >> variable & 1);
+}
+
+// Sets the variables that the user has not set, and records them in IDIST_TPU_VARIABLES. Ignores
+// values that are empty. Returns false if memory cannot be allocated.
+static bool idist__tpu_export(const char *const values[IDIST__TPU_VARIABLES]) {
+    int64_t own = idist__tpu_own_variables();
+    char number[24];
+    int i;
+
+    for (i = 0; i < IDIST__TPU_VARIABLES; i++) {
+        if (!values[i][0] || idist__tpu_is_users(i)) continue;
+        if (!idist__os_env_set(idist__tpu_names[i], values[i])) return false;
+        own |= (int64_t)1 << i;
+    }
+
+    snprintf(number, sizeof number, "%d", (int)own);
+
+    return idist__os_env_set("IDIST_TPU_VARIABLES", number);
+}
 
 // Returns true if this machine has a TPU chip. Without a chip, libtpu must not be loaded.
 static bool idist__tpu_has_chip(void) { return idist__os_pci_has_vendor(IDIST__TPU_VENDOR); }
@@ -661,7 +718,7 @@ static bool idist__tpu_process_bounds(const idist__world *w, char *bounds, size_
     const char *chips = idist__os_env("TPU_CHIPS_PER_HOST_BOUNDS");
     const char *own = idist__tpu_bounds(w->nodes[w->group.rank].local_size);
 
-    if (idist__os_env("TPU_PROCESS_BOUNDS")) return true; // idist keeps the user's value
+    if (idist__tpu_is_users(IDIST__TPU_BOUNDS)) return true; // idist keeps the user's value
     if (!chips) chips = own;
     if (!hosts && w->nnodes == 1) hosts = "1,1,1";
     if (hosts && chips && idist__tpu_multiply(hosts, chips, bounds, capacity)) return true;
@@ -684,11 +741,13 @@ static void idist__tpu_addresses(const idist__world *w, char *text, size_t capac
                            IDIST__TPU_PORT + w->nodes[i].local_rank);
 }
 
-// Sets the variables of a process per chip that the user has not set. `chip` is the number of the
-// chip on this host. Returns false, with the reason, if idist does not know a value.
+// Sets the variables that libtpu needs if there is one process per chip, except those that the user
+// has set. `chip` is the number of the chip on this host. Returns false, with the reason, if idist
+// does not know a value.
 static bool idist__tpu_set_variables(const idist__world *w, int chip, char *why, size_t capacity) {
     size_t nbytes = 100 * (size_t)w->group.size;
     char *addresses, bounds[40] = "", number[16], port[16], task[16];
+    const char *values[IDIST__TPU_VARIABLES];
     bool ok;
 
     if (!idist__tpu_process_bounds(w, bounds, sizeof bounds, why, capacity)) return false;
@@ -700,12 +759,13 @@ static bool idist__tpu_set_variables(const idist__world *w, int chip, char *why,
     snprintf(number, sizeof number, "%d", chip);
     snprintf(port, sizeof port, "%d", IDIST__TPU_PORT + w->nodes[w->group.rank].local_rank);
     snprintf(task, sizeof task, "%d", w->group.rank);
-    ok = idist__os_env_default("TPU_VISIBLE_CHIPS", number) &&
-         idist__os_env_default("TPU_CHIPS_PER_PROCESS_BOUNDS", "1,1,1") &&
-         (!bounds[0] || idist__os_env_default("TPU_PROCESS_BOUNDS", bounds)) &&
-         idist__os_env_default("TPU_PROCESS_ADDRESSES", addresses) &&
-         idist__os_env_default("TPU_PROCESS_PORT", port) &&
-         idist__os_env_default("CLOUD_TPU_TASK_ID", task);
+    values[0] = number;
+    values[1] = "1,1,1";
+    values[IDIST__TPU_BOUNDS] = bounds;
+    values[3] = addresses;
+    values[4] = port;
+    values[5] = task;
+    ok = idist__tpu_export(values);
     idist__mem_free(&w->cfg.mem, addresses);
 
     return ok;
@@ -779,9 +839,9 @@ static const idist__pjrt_api *idist__pjrt_load(char *why, size_t capacity) {
 //       |
 //     world -- group -- call -- job                      one per rank
 //
-// A world has one worker thread. The worker does everything that blocks inside the plug-in:
-// compiling, copying, running programs. The other threads only hand jobs to the worker, so no
-// thread holds the world's lock while it waits for a device.
+// A world has one worker thread. In a call, the worker does everything that blocks inside the
+// plug-in: compiling, copying, running programs. The other threads only hand jobs to the worker, so
+// no thread holds the world's lock while it waits for a device.
 //
 // A call on device memory passes through these states:
 //
@@ -849,7 +909,7 @@ typedef struct idist__xla_buffer {
 
 // The state that the worlds of a process share.
 typedef struct idist__xla_home {
-    idist__os_mutex lock;          // protects all members; held during no call of the plug-in
+    idist__os_mutex lock;          // protects all members; not held in calls of the plug-in
     idist__os_mutex slow;          // held while a client is opened or closed, or a program compiled
     const idist__pjrt_api *api;    // of the client
     const idist__pjrt_api *loaded; // the plug-in that idist has loaded, or NULL
@@ -915,12 +975,12 @@ typedef struct idist__xla_job {
     idist__xla_program *program;
     bool in_place;               // the result may take the memory of the input
     uint64_t ticket;             // this rank's proposal, then the place that the members agreed on
-    bool placed;                 // they have agreed
-    char *send_copy, *recv_copy; // host memory; one block if both buffers are one
+    bool placed;                 // the members have agreed
+    char *send_copy, *recv_copy; // host memory; may be one block if send is recv
     bool fetches_recv;           // the root of a broadcast sends what the receive buffer holds
     idist__xla_range *ranges;    // STORE: the parts of the receive buffer that the call has written
     int range_count;
-    bool donated; // EXECUTE: the program has the memory of the input
+    bool donated; // EXECUTE: the program may reuse the memory of the input
     void *output; // PJRT_Buffer
 } idist__xla_job;
 
@@ -1007,7 +1067,7 @@ typedef struct idist__xla {
     idist__os_cond left;              // the worker has ended
     idist__os_thread worker;
     bool has_worker, stops, has_left;
-    bool queue_changed; // a call has landed: calls of its group may go on
+    bool queue_changed; // a call has left its lane or changed its state: calls may go on
 } idist__xla;
 
 static idist__xla *idist__xla_of(const idist__world *w) { return (idist__xla *)w->device; }
@@ -1030,8 +1090,8 @@ static idist__xla_op *idist__xla_op_of(const idist__task *t) { return (idist__xl
 //           ComputationDevice    replica_device_ids = 1, packed
 //
 // (xla/pjrt/proto/compile_options.proto and xla/xla_data.proto.) A message is a sequence of fields.
-// Each field is a tag, and a number or a length with bytes. All integers are varints: seven bits
-// per byte, lowest first.
+// Each field is a tag, followed by a number, or by a length and that many bytes. All integers are
+// varints: seven bits per byte, lowest first.
 
 // A message being written. If `data` is NULL, only the size is computed.
 typedef struct idist__proto {
@@ -1070,8 +1130,8 @@ static void idist__proto_device_ids(idist__proto *proto, const idist_group *g) {
 }
 
 // Writes a message whose parts have these sizes: [0] the ids, [1] ComputationDevice, [2]
-// DeviceAssignment, [3] ExecutableBuildOptions. Updates the sizes, so that a second call with the
-// first call's sizes writes the right lengths.
+// DeviceAssignment, [3] ExecutableBuildOptions. Updates the sizes. If a call does not change the
+// sizes, the lengths that it wrote are right.
 static void idist__proto_options(idist__proto *proto, const idist_group *g, size_t nbytes[4]) {
     uint64_t n = (uint64_t)g->size;
     size_t begin[4];
@@ -1129,8 +1189,8 @@ static size_t idist__proto_write(const idist_group *g, char *data, size_t capaci
 //       return %out
 //     }
 //
-// XLA has no broadcast on CPUs and TPUs. A program adds the root's bits and zeros instead, as
-// unsigned integers: exact, also for NaN and -0.
+// XLA has no broadcast on CPUs and TPUs. Instead, a program adds the root's bits and the other
+// ranks' zeros as unsigned integers, which is exact even for NaN and -0.
 
 // A program while it is being written.
 typedef struct idist__hlo {
@@ -1311,7 +1371,7 @@ static void idist__hlo_set_types(idist__hlo *hlo, const idist__xla_buffer *in,
 }
 
 // Writes the program of a call that idist__hlo_supports. The input is shaped like `in`, and the
-// result like `out`. Returns text that the caller frees, or NULL without memory.
+// result like `out`. Returns text that the caller frees, or NULL if memory cannot be allocated.
 static char *idist__hlo_write(const idist_group *g, const idist__call *call,
                               const idist__xla_buffer *in, const idist__xla_buffer *out) {
     idist__hlo hlo;
@@ -1323,7 +1383,8 @@ static char *idist__hlo_write(const idist_group *g, const idist__call *call,
     if (!hlo.text) return NULL;
     idist__hlo_set_types(&hlo, in, out);
 
-    // The result may take the memory of the input: see IDIST__XLA_EXECUTE for when it does.
+    // The result may take the memory of the input. idist__xla_worker_execute decides whether it
+    // does.
     idist__hlo_put(&hlo, "module @idist {");
     idist__hlo_put(&hlo, "  func.func public @main(%%in: %s%s) -> %s {", hlo.in,
                    strcmp(hlo.in, hlo.out) == 0 ? " {tf.aliasing_output = 0 : i32}" : "", hlo.out);
@@ -1400,8 +1461,8 @@ static void idist__xla_home_set_api(idist__xla_home *home, const idist__pjrt_api
     __atomic_store_n(&home->api, api, __ATOMIC_RELEASE);
 }
 
-// Closes the client, and forgets the program's. Called with home->slow held. A plug-in that idist
-// loaded stays loaded for the next client.
+// Closes the client, or forgets it if it is the program's. Called with home->slow held. A plug-in
+// that idist loaded stays loaded for the next client.
 static void idist__xla_home_close(idist__xla_home *home) {
     if (!home->adopted) idist__pjrt_destroy(home->api, IDIST__PJRT_CLIENT_DESTROY, home->client);
     else idist__xla_home_set_api(home, home->loaded);
@@ -1433,7 +1494,7 @@ static bool idist__xla_home_is_own(const idist__xla_home *home) {
     return !process || process == idist__world_process();
 }
 
-// Counts one more user of the client, and opens the client for the first one. Returns false with
+// Counts one more user of the client, and opens the client for the first user. Returns false with
 // the reason in `why`.
 static bool idist__xla_home_enter(idist__xla_home *home, const idist__config *cfg, char *why,
                                   size_t capacity) {
@@ -1473,8 +1534,8 @@ static void idist__xla_home_free_programs(idist__xla_home *home, idist__xla_prog
 }
 
 // Counts one user less. The last one destroys the client, unless the program owns it. Only
-// destroying the client can block. A world has one user of its own, so a thread that holds a
-// world's lock never destroys the client.
+// destroying the client can block. A thread that holds a world's lock never destroys the client,
+// because the world is itself a user.
 static void idist__xla_home_leave(idist__xla_home *home) {
     bool last;
 
@@ -1620,7 +1681,7 @@ static bool idist__xla_value_get(const idist__xla_home *home, const idist__xla_b
 }
 
 // Waits until a value has been computed, or the deadline. Returns false on a failure of the device,
-// with the reason in `why`; sets *late at the deadline.
+// with the reason in `why`, or at the deadline, with *late set.
 static bool idist__xla_value_wait(const idist__xla_home *home, const idist__xla_value *value,
                                   int64_t deadline_ns, bool *late, char *why, size_t capacity) {
     void *event = idist__pjrt_ask(home->api, IDIST__PJRT_BUFFER_READY, value->pjrt, why, capacity);
@@ -1653,12 +1714,11 @@ static bool idist__xla_value_wait(const idist__xla_home *home, const idist__xla_
 // xla/xla_buffer.h: handles of device memory, and their addresses
 
 // Returns true if a pointer is in the range of addresses for buffers. Takes no lock, because the
-// range never moves. Every call on host memory pays for this check and no more.
+// range never moves. For a call on host memory, this check is the only cost of XLA.
 static bool idist__xla_buffer_is(const void *p) {
     const char *arena = __atomic_load_n(&idist__xla_home_one.arena, __ATOMIC_ACQUIRE);
-    size_t nbytes = idist__xla_home_one.arena_nbytes;
 
-    return arena && (uintptr_t)p - (uintptr_t)arena < nbytes;
+    return arena && (uintptr_t)p - (uintptr_t)arena < idist__xla_home_one.arena_nbytes;
 }
 
 // Returns the index in home->buffers of the first buffer that ends above an address. Called with
@@ -1750,8 +1810,8 @@ static bool idist__xla_buffer_grow(idist__xla_home *home) {
     return true;
 }
 
-// Finds addresses for a buffer, behind the last buffer or in the first gap, and enters the buffer.
-// At least one page stays free between two buffers. Called with home->lock held.
+// Finds addresses for a buffer, after the last buffer or in the first gap, and adds the buffer to
+// home->buffers. At least one page stays free between two buffers. Called with home->lock held.
 static bool idist__xla_buffer_place(idist__xla_home *home, idist__xla_buffer *buffer) {
     size_t page = idist__os_memory_page_nbytes(), at = 0, end, place = home->buffer_count;
     size_t wanted = (buffer->nbytes + 2 * page - 1) & ~(page - 1);
@@ -1779,8 +1839,8 @@ static bool idist__xla_buffer_place(idist__xla_home *home, idist__xla_buffer *bu
     return true;
 }
 
-// Enters a buffer that owns its value, as a user of the client. Returns false, and changes nothing,
-// if memory or addresses run out.
+// Gives a buffer its addresses, and counts the buffer as a user of the client. The buffer owns its
+// value. Returns false, and changes nothing, if memory or addresses run out.
 static bool idist__xla_buffer_enter(idist__xla_home *home, idist__xla_buffer *buffer) {
     bool ok;
 
@@ -1988,6 +2048,19 @@ static void idist__xla_worker_release(idist__xla *x, idist__xla_job *job) {
     if (!job->running) idist__xla_worker_free(x, job);
 }
 
+// Detaches a job from its call, but leaves the program in x->ordered if the members have agreed on
+// its place: the devices of the other members wait for the program, without a deadline. The worker
+// runs the program and drops the result. Returns false if the job is no such program.
+static bool idist__xla_worker_orphan(const idist__xla *x, idist__xla_job *job) {
+    const idist__xla_job *ordered = x->ordered;
+
+    while (ordered && ordered != job) ordered = ordered->next;
+    if (!ordered || !job->placed) return false;
+    job->task = NULL;
+
+    return true;
+}
+
 // Copies the contents of a buffer to host memory.
 static bool idist__xla_worker_get(idist__xla *x, idist__xla_buffer *buffer, char *data,
                                   idist__xla_job *job) {
@@ -2005,7 +2078,7 @@ static bool idist__xla_worker_fetch(idist__xla *x, idist__xla_job *job) {
     return idist__xla_worker_get(x, job->recv, job->recv_copy, job);
 }
 
-// Copies the parts that a staged call has written into `whole`, which has the buffer's contents. A
+// Copies into `whole`, which has the buffer's contents, the parts that a staged call has written. A
 // bool must be 0 or 1 on the device, so any other byte becomes 1.
 static void idist__xla_worker_merge(const idist__xla_job *job, char *whole) {
     bool is_bool = job->recv->type == IDIST__PJRT_BOOL;
@@ -2022,12 +2095,11 @@ static void idist__xla_worker_merge(const idist__xla_job *job, char *whole) {
     }
 }
 
-// Copies what a staged call has written to the device. Other calls may have changed other parts of
+// Copies to the device what a staged call has written. Other calls may have changed other parts of
 // the buffer meanwhile, so the rest of the buffer is fetched now.
 static bool idist__xla_worker_store(idist__xla *x, idist__xla_job *job) {
-    const idist_allocator *mem = &x->w->cfg.mem;
     bool is_whole = job->range_count == 1 && job->ranges[0].nbytes == job->recv->nbytes;
-    char *whole = is_whole ? job->recv_copy : (char *)idist__mem_raw(mem, job->recv->nbytes);
+    char *whole = is_whole ? job->recv_copy : (char *)idist__mem_raw(NULL, job->recv->nbytes);
 
     job->lacks_memory = !whole;
 
@@ -2036,14 +2108,14 @@ static bool idist__xla_worker_store(idist__xla *x, idist__xla_job *job) {
         job->output = idist__xla_value_put(x->home, job->recv, whole, job->why, sizeof job->why);
     }
 
-    if (!is_whole) idist__mem_free(mem, whole);
+    if (!is_whole) idist__mem_free(NULL, whole);
 
     return job->output != NULL;
 }
 
-// Runs the program of a call on this rank's device, and waits for the result. The input gives its
-// memory to the result only in place, and only if nobody else reads the input: other ranks run a
-// program with the same text.
+// Runs the program of a call on this rank's device, and waits for the result. The result takes the
+// memory of the input only if the call is in place and nobody else reads the input. This is decided
+// here, because the program's text must be the same on all ranks.
 static bool idist__xla_worker_execute(idist__xla *x, idist__xla_job *job) {
     idist__xla_buffer *in = job->send ? job->send : job->recv;
     idist__xla_value *value = idist__xla_value_take(x->home, in);
@@ -2097,11 +2169,17 @@ static bool idist__xla_worker_perform(idist__xla *x, idist__xla_job *job) {
 
 // Returns the next job, taken out of its list, or NULL if the worker has to wait.
 static idist__xla_job *idist__xla_worker_next(idist__xla *x) {
-    idist__xla_job *job = x->jobs ? x->jobs : x->ordered;
+    idist__xla_job *job = x->jobs;
 
-    if (!job || (!x->jobs && !job->placed)) return NULL;
-    if (x->jobs && (x->jobs = job->next) == NULL) x->jobs_end = &x->jobs;
-    if (job == x->ordered) x->ordered = job->next;
+    if (job) {
+        x->jobs = job->next;
+        if (!x->jobs) x->jobs_end = &x->jobs;
+        return job;
+    }
+
+    job = x->ordered;
+    if (!job || !job->placed) return NULL;
+    x->ordered = job->next;
 
     return job;
 }
@@ -2138,12 +2216,17 @@ static void idist__xla_call_dequeue(idist__task *t) {
     }
 }
 
-// Ends the device's part of a call. No data is moved after this.
+// Ends the device's part of a call. A program on whose place the members have agreed still runs,
+// unless a member is lost or its device has failed.
 static void idist__xla_call_end(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
+    idist__xla *x = idist__xla_of(t->group->w);
+    idist_status status = t->group->status;
+    bool may_run = status != IDIST_ERR_PEER_LOST && status != IDIST_ERR_DEVICE;
 
     idist__xla_call_dequeue(t);
-    if (op->job) idist__xla_worker_release(idist__xla_of(t->group->w), op->job);
+    if (op->job && !(may_run && idist__xla_worker_orphan(x, op->job)))
+        idist__xla_worker_release(x, op->job);
     op->job = NULL;
     op->state = IDIST__XLA_ENDED;
 }
@@ -2236,7 +2319,7 @@ static bool idist__xla_call_find_program(idist__task *t) {
     idist__xla_job *job = op->job;
 
     op->state = IDIST__XLA_COMPILED;
-    if (!idist__xla_call_has_program(t)) return true; // the vote says so
+    if (!idist__xla_call_has_program(t)) return true; // votes with 0
 
     if (!idist__xla_call_write_source(t)) {
         idist__group_fail_memory(t->group);
@@ -2253,7 +2336,7 @@ static bool idist__xla_call_find_program(idist__task *t) {
 
 // Starts the meeting, in which the members compare their programs. A rank whose buffers do not fit,
 // or whose plug-in refuses the program, votes with 0. All members run the program if the largest
-// vote equals the smallest, whose complement is the largest complement.
+// vote equals the smallest vote, which is the complement of the largest complement.
 static void idist__xla_call_meet(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     const idist__xla_program *program = op->job->program;
@@ -2270,7 +2353,7 @@ static bool idist__xla_call_is_unanimous(const idist__xla_op *op) {
 }
 
 // Proposes a place for the call among the programs that this rank runs. Two proposals are never
-// equal, because each is a rank's number modulo world_size.
+// equal, because a proposal modulo world_size is the rank that made it.
 static void idist__xla_call_order(idist__task *t) {
     idist__xla *x = idist__xla_of(t->group->w);
     idist__xla_op *op = idist__xla_op_of(t);
@@ -2353,7 +2436,7 @@ static void idist__xla_call_start_staged(idist__task *t) {
     idist__xla_call_start_part(t, &part);
 }
 
-// Adds a part of the receive buffer to those that a call has written.
+// Adds a part of the receive buffer to the list of parts that the call has written.
 static void idist__xla_call_add_range(idist__xla_job *job, const char *p, size_t nbytes) {
     if (!nbytes) return;
     job->ranges[job->range_count].at = (size_t)(p - job->recv->at);
@@ -2362,7 +2445,7 @@ static void idist__xla_call_add_range(idist__xla_job *job, const char *p, size_t
 }
 
 // Lists the parts of the receive buffer that a staged call has written on this rank. Returns false
-// without memory.
+// if memory cannot be allocated.
 static bool idist__xla_call_find_ranges(idist__task *t) {
     const idist_group *g = t->group;
     const idist__call *call = &idist__xla_op_of(t)->call;
@@ -2393,8 +2476,8 @@ static bool idist__xla_call_find_ranges(idist__task *t) {
     return true;
 }
 
-// Begins to store the result of a staged call. Returns true if there is nothing to store, or false
-// if the worker copies the result to the device first.
+// Begins to store the result of a staged call. Returns true if there is nothing to store. Returns
+// false if the worker copies the result to the device first, or if the group has failed.
 static bool idist__xla_call_store(idist__task *t) {
     idist__xla_op *op = idist__xla_op_of(t);
     idist__xla_job *job = op->job;
@@ -2414,7 +2497,7 @@ static bool idist__xla_call_store(idist__task *t) {
     return false;
 }
 
-// ---- who comes in ----
+// ---- entry points ----
 
 // Performs the next step of the call at the head of a lane. Returns false if the call waits, or has
 // failed.
@@ -2426,6 +2509,7 @@ static bool idist__xla_call_step(idist__task *t) {
         if (!op->job) { // a call on host memory that came after calls on device memory
             idist__xla_call_dequeue(t);
             op->state = IDIST__XLA_ON_HOST;
+            if (op->user.used) op->call.u.user = &op->user;
             idist__xla_call_start_part(t, &op->call);
             return true;
         }
@@ -2457,7 +2541,7 @@ static void idist__xla_call_run(idist_group *g) {
         while ((t = group->queue[lane]) != NULL)
             if (!idist__xla_call_step(t) && group->queue[lane] == t) break;
 
-    idist__fail_end(IDIST_OK); // what failed is in the tasks
+    idist__fail_end(IDIST_OK); // failures are stored in the tasks
 }
 
 // Handles the end of a part on the host. Returns true if the call is over. May be called in the
@@ -2547,9 +2631,9 @@ static void idist__xla_call_worked(idist__task *t) {
 // to the host's backend.
 //
 // The parts of a call reach the host's backend in the program's order, so that all ranks number
-// them alike. A collective waits in its lane until all earlier collectives of the group have begun
-// their last part. This is also true for a collective on host memory. A send waits for earlier
-// sends.
+// them alike. A collective waits in its lane (idist__xla_lane) until all earlier collectives of the
+// group have begun their last part. This is also true for a collective on host memory. A send waits
+// for earlier sends.
 
 // Allocates this rank's part of a group.
 static idist_status idist__xla_engine_group_make(idist_group *g) {
@@ -2587,13 +2671,27 @@ static idist__xla_buffer *idist__xla_engine_take(idist__xla *x, const void *p, s
     return NULL;
 }
 
-// Returns true if this rank has a buffer with nbytes at an address.
-static bool idist__xla_engine_has(const idist_group *g, const void *p, size_t nbytes) {
+// Checks that this rank has a buffer with nbytes at an address.
+static idist_status idist__xla_engine_check(const idist_group *g, const char *name, const void *p,
+                                            size_t nbytes) {
     idist__xla *x = idist__xla_of(g->w);
-    idist__xla_buffer *buffer = idist__xla_engine_take(x, p, nbytes);
+    idist__xla_buffer *buffer = idist__xla_buffer_take(x->home, p);
+    bool is_own = buffer && buffer->device == x->device;
+    size_t left = buffer ? buffer->nbytes - (size_t)((const char *)p - buffer->at) : 0;
 
     idist__xla_buffer_drop(x->home, buffer);
-    return buffer != NULL;
+    if (!is_own)
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: an address of this rank's call is no idist_xla_buffer of this rank "
+                           "(freed already?)",
+                           name);
+    if (left < nbytes)
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: the idist_xla_buffer has %zu bytes from that address on, and the "
+                           "call needs %zu",
+                           name, left, nbytes);
+
+    return IDIST_OK;
 }
 
 // Decides whether a call is for the device, from the addresses of its buffers.
@@ -2602,6 +2700,7 @@ static idist_status idist__xla_engine_route(idist_group *g, const idist__call *c
                                             bool *detached) {
     const char *name = idist__kind_names[call->label];
     bool send = idist__xla_buffer_is(call->send), recv = idist__xla_buffer_is(call->recv);
+    idist_status status = IDIST_OK;
     idist__extent e;
     size_t size;
 
@@ -2616,12 +2715,10 @@ static idist_status idist__xla_engine_route(idist_group *g, const idist__call *c
         return idist__fail(IDIST_ERR_ARG, "%s: one buffer is an idist_xla_buffer, the other is not",
                            name);
     size = idist_dtype_size(call->dtype);
-    if ((e.send && !idist__xla_engine_has(g, call->send, e.send * size)) ||
-        (e.recv && !idist__xla_engine_has(g, call->recv, e.recv * size)))
-        return idist__fail(IDIST_ERR_ARG,
-                           "%s: this rank has no idist_xla_buffer of that size at an address that "
-                           "it passes (freed already?)",
-                           name);
+    if (e.send) status = idist__xla_engine_check(g, name, call->send, e.send * size);
+    if (status == IDIST_OK && e.recv)
+        status = idist__xla_engine_check(g, name, call->recv, e.recv * size);
+    if (status != IDIST_OK) return status;
     if (g->device || g->status != IDIST_OK) return IDIST_OK;
 
     return idist__xla_engine_group_make(g);
@@ -2639,8 +2736,8 @@ static bool idist__xla_engine_op_make(idist__task *t) {
     return true;
 }
 
-// Finds the buffers of a call. Returns false, with the reason in `why`, if this rank has no buffer
-// at an address.
+// Finds the buffers of a call, and allocates its job. Returns false, with the reason in `why`, if
+// memory cannot be allocated, or if this rank has no buffer at an address.
 static bool idist__xla_engine_take_buffers(idist__task *t, const char **why) {
     idist__xla *x = idist__xla_of(t->group->w);
     idist__xla_op *op = idist__xla_op_of(t);
@@ -2660,7 +2757,7 @@ static bool idist__xla_engine_take_buffers(idist__task *t, const char **why) {
     return (!e.send || op->job->send) && (!e.recv || op->job->recv);
 }
 
-// Fills in what the device needs to know of a call.
+// Fills in what the device needs to know about a call.
 static void idist__xla_engine_op_fill(idist__task *t) {
     idist_group *g = t->group;
     idist__xla_op *op = idist__xla_op_of(t);
@@ -2669,10 +2766,13 @@ static void idist__xla_engine_op_fill(idist__task *t) {
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
     op->may_have_program =
         idist__xla_of(g->w)->path == IDIST__XLA_BY_PROGRAM && idist__hlo_supports(g, &op->call);
+}
 
+// Copies the user op of a call that waits for its turn, because the program may free the op.
+static void idist__xla_engine_keep_user_op(idist__task *t) {
     if (!t->call.u.user && idist__kind_reduces(t->call.kind) &&
         idist__reduce_op_is_user(t->call.op))
-        op->user = *idist__world_user_op(g, &t->call);
+        idist__xla_op_of(t)->user = *idist__world_user_op(t->group, &t->call);
 }
 
 // Returns the lane in which a call waits for its turn.
@@ -2690,7 +2790,8 @@ static void idist__xla_engine_enqueue(idist__task *t) {
     group->queue_end[op->lane] = &op->next_queued;
 }
 
-// Undoes the numbering of a task: the host's backend gets a number for each part later.
+// Undoes the numbering of a task. Each part of the call gets its own number when the host's backend
+// starts it.
 static void idist__xla_engine_unstart(idist__task *t) {
     t->state = IDIST__TASK_ON_DEVICE;
     if (t->seq) t->group->seq--;
@@ -2732,6 +2833,7 @@ static void idist__xla_engine_start(idist__task *t) {
     op = idist__xla_op_of(t);
     op->call = t->call;
     op->lane = lane;
+    idist__xla_engine_keep_user_op(t);
     t->on_device = on_device;
 
     if (on_device && !idist__xla_engine_take_buffers(t, &why)) {
@@ -2750,8 +2852,9 @@ static void idist__xla_engine_start(idist__task *t) {
     idist__xla_call_run(t->group);
 }
 
-// Returns true if the host's backend can send or receive a message at once. Returns false while
-// earlier sends wait in the lane, so that no message overtakes another.
+// Sends or receives a message without a task. Returns false if the host's backend cannot do so at
+// once. Also returns false while earlier sends wait in the lane, because the message would overtake
+// them.
 static bool idist__xla_engine_quick_message(idist_group *g, const idist__call *call) {
     const idist__xla_group *group = idist__xla_group_of(g);
 
@@ -2795,8 +2898,8 @@ static void idist__xla_engine_sleep(idist__world *w, int64_t until_ns) {
     x->host_backend->sleep(w, x->queue_changed ? 0 : until_ns);
 }
 
-// Forgets a task. A program that is already running continues in the worker, which drops the
-// result.
+// Cancels a task. A program that is already running continues in the worker, and
+// idist__xla_engine_finish handles its result.
 static bool idist__xla_engine_cancel(idist__task *t) {
     idist__xla *x = idist__xla_of(t->group->w);
     bool done = true;
@@ -2822,19 +2925,29 @@ static void idist__xla_engine_announce(idist__task *t) {
     if (t->state != IDIST__TASK_ON_DEVICE) idist__xla_of(t->group->w)->host_backend->announce(t);
 }
 
+// Returns what this rank waits for inside the plug-in, for an error text.
+static const char *idist__xla_engine_unfinished(const idist__xla_op *op) {
+    if (op->job && !op->job->running) return "has not finished earlier work";
+    if (op->state == IDIST__XLA_COMPILING) return "has not finished compiling the program";
+    return op->state == IDIST__XLA_LAUNCHING ? "has not finished" : "has not finished a copy";
+}
+
 static int idist__xla_engine_missing(idist__task *t, char *text, size_t capacity) {
     const idist__xla_group *group = idist__xla_group_of(t->group);
     const idist__xla_op *op = idist__xla_op_of(t);
-    const idist__xla_job *first = idist__xla_of(t->group->w)->ordered;
+    const idist__world *w = t->group->w;
+    const idist__xla_job *first = idist__xla_of(w)->ordered;
 
     if (t->state != IDIST__TASK_ON_DEVICE)
-        return idist__xla_of(t->group->w)->host_backend->missing(t, text, capacity);
+        return idist__xla_of(w)->host_backend->missing(t, text, capacity);
     if (op->state == IDIST__XLA_QUEUED && op->lane != IDIST__XLA_NO_LANE &&
         group->queue[op->lane] != t) // waits for the call at the head of the lane
         return idist__xla_engine_missing(group->queue[op->lane], text, capacity);
-    if (op->state == IDIST__XLA_LAUNCHING && !op->job->running && first && first != op->job)
-        return idist__xla_engine_missing(first->task, text, capacity); // waits for its place
-    idist__text_append(text, capacity, "this rank itself, whose device has not finished");
+    if (op->state == IDIST__XLA_LAUNCHING && !op->job->running && first && first != op->job &&
+        first->task)
+        return idist__xla_engine_missing(first->task, text, capacity); // waits for its turn
+    idist__text_append(text, capacity, "rank %d on %s itself, whose device %s", w->group.rank,
+                       w->about.hostname, idist__xla_engine_unfinished(op));
 
     return 1;
 }
@@ -2847,9 +2960,9 @@ static idist_status idist__xla_engine_follow(idist__task *t, void *stream) {
     return idist__fail(IDIST_ERR_UNSUPPORTED, "wait_stream: XLA has no streams: use idist_wait");
 }
 
-// Continues after a job. If a cancelled program has taken the memory of its input, the result
-// becomes the buffer's contents. If the host's backend allows one thread only, the call continues
-// in a thread of the program.
+// Continues the call whose job has ended. If the host's backend allows one thread only, leaves this
+// to a thread of the program. If the call was cancelled, frees the job. If the result took the
+// memory of the input, first makes the result the contents of the buffer.
 static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
     void *output = job->output;
 
@@ -2874,7 +2987,7 @@ static void idist__xla_engine_finish(idist__xla *x, idist__xla_job *job) {
     idist__xla_worker_free(x, job);
 }
 
-// The worker of a world: takes jobs until the world ends.
+// Takes jobs until the world ends. Then runs only programs for which other ranks wait.
 static void *idist__xla_engine_work(void *arg) {
     idist__xla *x = (idist__xla *)arg;
     idist__world *w = x->w;
@@ -2882,7 +2995,7 @@ static void *idist__xla_engine_work(void *arg) {
 
     idist__world_lock(w);
 
-    while (!x->stops) {
+    while (!x->stops || (x->ordered && x->ordered->placed)) {
         job = idist__xla_worker_next(x);
 
         if (!job) {
@@ -3020,6 +3133,14 @@ static bool idist__xla_join_is_alone(const idist__world *w, const idist__xla_ran
     return true;
 }
 
+// Returns true if the user asks for a TPU, and not for any device of XLA.
+static bool idist__xla_join_wants_tpu(const idist__world *w) {
+    const char *asked = w->cfg.device, *pjrt_device = idist__os_env("PJRT_DEVICE");
+
+    if (asked[0]) return strncmp(asked, "tpu", 3) == 0;
+    return pjrt_device && strcmp(pjrt_device, "TPU") == 0;
+}
+
 // Opens the client and chooses this rank's device. Returns false with the reason in `why`.
 static bool idist__xla_join_open(idist__world *w, bool is_alone, char *why, size_t capacity) {
     idist__xla *x = idist__xla_of(w);
@@ -3033,8 +3154,15 @@ static bool idist__xla_join_open(idist__world *w, bool is_alone, char *why, size
     if (!idist__xla_home_enter(&idist__xla_home_one, &w->cfg, why, capacity)) return false;
 
     x->home = &idist__xla_home_one;
+
+    if (idist__xla_join_wants_tpu(w) && strcmp(x->home->platform, "tpu") != 0) {
+        snprintf(why, capacity, "the plug-in has devices of platform \"%s\", not TPUs",
+                 x->home->platform);
+        return false;
+    }
+
     at = number < 0 ? local_rank % x->home->ndevices : number;
-    if (is_alone && x->home->ndevices == 1) at = 0; // the chip was chosen by its variable
+    if (is_alone && x->home->ndevices == 1) at = 0; // TPU_VISIBLE_CHIPS has chosen
     if (at < x->home->ndevices) x->device = x->home->devices[at];
     else snprintf(why, capacity, "device %d of %d", at, x->home->ndevices);
 
@@ -3044,13 +3172,13 @@ static bool idist__xla_join_open(idist__world *w, bool is_alone, char *why, size
 // Finds the device of this rank.
 static void idist__xla_join_probe(idist__world *w, bool is_alone, idist__xla_rank_info *info) {
     idist__xla *x = idist__xla_of(w);
-    const char *asked = w->cfg.device, *pjrt_device = idist__os_env("PJRT_DEVICE");
+    const char *asked = w->cfg.device;
     char version[sizeof x->home->platform + sizeof x->home->version];
     void *description = NULL;
     int number;
 
     info->named = idist__xla_join_device_named(asked, &number) || w->cfg.xla_client ||
-                  (!asked[0] && pjrt_device && strcmp(pjrt_device, "TPU") == 0);
+                  idist__xla_join_wants_tpu(w);
     info->wanted = idist__xla_join_path_named(w->cfg.device_backend);
     idist__os_random(&info->launch_base, sizeof info->launch_base);
     snprintf(info->reason, sizeof info->reason, "the requested device is \"cpu\"");
@@ -3084,23 +3212,26 @@ static bool idist__xla_join_may_pair(const idist__xla_rank_info *a, const idist_
     return false;
 }
 
-// Returns true if every two ranks can be replicas of one program. Otherwise writes the reason.
-static bool idist__xla_join_may_run(const idist__world *w, char *why, size_t capacity) {
-    const idist__xla_rank_info *infos = idist__xla_of(w)->infos;
+// Returns true if every two members of a group can be replicas of one program. Otherwise writes the
+// reason.
+static bool idist__xla_join_may_run(const idist_group *g, char *why, size_t capacity) {
+    const idist__xla_rank_info *infos = idist__xla_of(g->w)->infos;
     char reason[160];
     int i, k;
 
-    for (i = 1; i < w->group.size; i++)
+    for (i = 1; i < g->size; i++)
         for (k = 0; k < i; k++) {
-            if (idist__xla_join_may_pair(&infos[k], &infos[i], reason, sizeof reason)) continue;
-            snprintf(why, capacity, "rank %d and rank %d: %s", k, i, reason);
+            if (idist__xla_join_may_pair(&infos[g->ranks[k]], &infos[g->ranks[i]], reason,
+                                         sizeof reason))
+                continue;
+            snprintf(why, capacity, "rank %d and rank %d: %s", g->ranks[k], g->ranks[i], reason);
             return false;
         }
 
     return true;
 }
 
-// Chooses the path, alike on all ranks.
+// Chooses the path, which is the same on all ranks.
 static idist_status idist__xla_join_agree_path(idist__world *w) {
     idist__xla *x = idist__xla_of(w);
     bool may_run;
@@ -3115,7 +3246,7 @@ static idist_status idist__xla_join_agree_path(idist__world *w) {
     x->launch_base = x->infos[0].launch_base;
     x->path = (idist__xla_path)x->infos[0].wanted;
     if (x->path == IDIST__XLA_BY_STAGING) return IDIST_OK;
-    may_run = idist__xla_join_may_run(w, why, sizeof why);
+    may_run = idist__xla_join_may_run(&w->group, why, sizeof why);
     if (!may_run && x->path == IDIST__XLA_BY_PROGRAM)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "initialize: device backend xla cannot be used: %s; "
@@ -3209,7 +3340,8 @@ static idist_status idist__xla_join_allocate(idist__world *w) {
 }
 
 // Finds out which device each rank has, and whether all of them have one. The first exchange tells
-// which ranks share a process, before libtpu is loaded. Called with the world's lock held.
+// which ranks share a process. This must be known before libtpu is loaded, because it decides
+// whether idist sets the variables of xla/tpu.h. Called with the world's lock held.
 static idist_status idist__xla_join_meet(idist__world *w, bool *all) {
     idist__xla *x = idist__xla_of(w);
     int nthreads = idist__os_thread_count();
@@ -3237,7 +3369,8 @@ static idist_status idist__xla_join_wrap(idist__world *w) {
     idist__world_lock(w);
     if (status == IDIST_OK) status = idist__xla_join_meet(w, &all);
     if (status == IDIST_OK && all) status = idist__xla_join_begin(w);
-    // A rank that was faster has failed in a later call; so will this rank's next call.
+    // If the world has failed, this rank reports the failure in its next call, as do ranks that
+    // returned from this function earlier.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
         status = IDIST_OK;
     if (!w->device_api && !w->about.no_device[0])
@@ -3339,17 +3472,22 @@ void *idist_xla_device(idist_group *group) {
 size_t idist_xla_compile_options(idist_group *group, void *options, size_t capacity) {
     idist_group *g;
     size_t nbytes = 0;
+    char why[240];
 
     if (idist__xla_api_enter("xla_compile_options", group, &g) != IDIST_OK) return 0;
     if (g->rank < 0)
         idist__fail(IDIST_ERR_STATE, "xla_compile_options: this rank is not a member of the group");
+    else if (!idist__xla_join_may_run(g, why, sizeof why))
+        idist__fail(IDIST_ERR_UNSUPPORTED,
+                    "xla_compile_options: no program can run over the ranks: %s", why);
     else nbytes = idist__proto_write(g, (char *)options, capacity);
     idist__os_mutex_unlock(&g->w->lock);
 
     return nbytes;
 }
 
-// Enters a buffer whose value is this PJRT_Buffer. Takes ownership of the PJRT_Buffer on success.
+// Creates a buffer like `shape` whose value is this PJRT_Buffer. Takes ownership of the PJRT_Buffer
+// on success.
 static idist_status idist__xla_api_enter_buffer(idist__xla_home *home, idist__xla_buffer *shape,
                                                 void *pjrt, const char *name,
                                                 idist_xla_buffer **out) {
@@ -3576,7 +3714,7 @@ idist_status idist_xla_buffer_free(idist_xla_buffer **buffer) {
     found->freed = true;
     idist__os_mutex_unlock(&idist__xla_home_one.lock);
     idist__xla_buffer_drop(&idist__xla_home_one, found);
-    if (first) idist__xla_buffer_drop(&idist__xla_home_one, found); // the program's own
+    if (first) idist__xla_buffer_drop(&idist__xla_home_one, found); // the program's own use
 
     return IDIST_OK;
 }

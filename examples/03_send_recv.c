@@ -15,9 +15,9 @@
 
 enum { RANKS = 3, COUNT = 1 << 18, TAG_REPORT = 1, TAG_RING = 2 };
 
-// Every rank sends a report to rank 0, which receives the reports in the order of their arrival.
-// The tag distinguishes the reports from the messages of immediate(), which a fast rank may already
-// have sent.
+// Every other rank sends a report to rank 0, which receives the reports in the order of their
+// arrival. The tag distinguishes the reports from the messages of immediate(), which a fast rank
+// may already have sent.
 static int blocking(int rank, int n) {
     int32_t report = 1000 + rank;
     idist_recv_info info;

@@ -55,8 +55,8 @@ static int reduce_blocking(const addends *a) {
     return addends_verify(a, idist_get_rank(), idist_get_world_size(), "blocking");
 }
 
-// Measures the time of an all_reduce. All earlier results were right: a rank with a wrong result
-// exits, and the other ranks then fail.
+// Measures the time of an all_reduce. May print "right on all ranks", because a rank with a wrong
+// result has exited, and the other ranks then fail.
 static int measure(const addends *a, const char *how, cudaStream_t stream) {
     int n = idist_get_world_size();
     idist_opts opts = {0};

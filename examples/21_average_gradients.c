@@ -13,8 +13,8 @@
 //    test accuracy 91.64 %
 //
 // Each rank computes the gradient of a batch of its own images. Then average_gradients computes the
-// mean over the ranks, so all ranks make the same step and keep the same weights. With
-// idist_train.h, idist_ddp does this during the backward pass.
+// mean over the ranks, so all ranks make the same step and keep the same weights. The idist_ddp of
+// idist_train.h does the same during the backward pass.
 #include "../idist_train.h"
 #include "lib/arguments.h"
 #include "lib/subset.h"

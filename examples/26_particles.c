@@ -13,7 +13,8 @@
 //    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0x52548bb3d40e839b
 //
 // The serial program is examples/before/26_particles.c; the comment at its top explains the
-// physics. docs/examples.md shows the difference, which is 9 lines. The work is divided as follows:
+// physics. docs/examples.md shows the difference, which is 9 lines and an include. The work is
+// divided as follows:
 //
 //     forces       Each of n ranks computes the forces on every n-th atom and sets all others to 0.
 //                  An all_reduce adds these arrays, so that every rank has all forces. Nearly all

@@ -138,8 +138,8 @@ BACKENDS
     nccl   ring with the device backend nccl, as in Ignite; needs idist_nccl.h.
     xla    ring with an XLA device; needs idist_xla.h. Ignite's name xla-tpu means xla with a TPU.
 
-    idist_nccl.h and idist_xla.h add device memory to any of them. A program has the backends whose
-    headers it includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
+    idist_nccl.h and idist_xla.h add device memory to self, ring and mpi. A program has the backends
+    whose headers it includes in the file that defines IDIST_IMPLEMENTATION. It can add others with
     idist_register_backend. The world uses the backend that desc.backend or IDIST_BACKEND names.
     Otherwise it uses the first backend that accepts the configuration, in this order: the one
     registered last, ..., mpi, ring, self.
@@ -188,8 +188,8 @@ LAUNCHING
     In a step of srun, RANK and WORLD_SIZE may repeat Slurm's numbers (RANK=$SLURM_PROCID
     WORLD_SIZE=$SLURM_NTASKS). On one node, they may also come from a launcher that started more
     ranks than the step has tasks. Any other values contradict Slurm, unless LOCAL_WORLD_SIZE or
-    torchrun's variables show that a launcher inside the step set them. IDIST_LAUNCHER says which
-    values to believe.
+    torchrun's variables show that a launcher inside the step set them. In case of a contradiction,
+    IDIST_LAUNCHER selects the values that count.
 
     The ranks meet at desc.store, or else at desc.init_method, or else at IDIST_INIT_METHOD:
 
@@ -214,7 +214,7 @@ LAUNCHING
     At file:///path, processes without a rank are assigned one from the file. A process has no rank
     if only IDIST_WORLD_SIZE or WORLD_SIZE is set, or if desc.rank is -1. The first process becomes
     rank 0, and each rank is assigned once. Which process gets which rank differs from run to run.
-    Local ranks follow from the hosts, as always.
+    Local ranks follow from the hosts, as in any world.
 
         for i in 1 2 3; do
             IDIST_INIT_METHOD=file:///tmp/meet WORLD_SIZE=3 ./app &
@@ -247,7 +247,7 @@ LAUNCHING
                              (IDIST_TRANSPORT=tcp)
         IDIST_SOCKET_IFNAME  network interfaces that other hosts can reach: prefixes (eth,ib), whole
                              names (=eth0), or all interfaces except some (^docker). If unset,
-                             NCCL_SOCKET_IFNAME is used, in the same grammar, then
+                             NCCL_SOCKET_IFNAME is used, with the same syntax, then
                              GLOO_SOCKET_IFNAME, a list of whole names. If none of them is set,
                              idist uses the interface that leads to rank 0, or else the first
                              interface. See idist_show_config for the address and the interface
@@ -259,8 +259,8 @@ LAUNCHING
         IDIST_LOG            see LOGGING
         IDIST_TRACE          the file of a timeline; see [api:trace]
         IDIST_LOST_FILE      a file that a rank creates if it lost another rank, or could not join
-                             because of another rank. Launchers set it to tell a cause from its
-                             consequences
+                             because of another rank. Launchers set it to learn whether a rank
+                             failed only because another rank failed
         LOCAL_RANK, LOCAL_WORLD_SIZE   optional
 
     idist reads the environment and never changes it. Workers that idist_spawn starts by exec have
@@ -363,10 +363,10 @@ THREADS
 MEMORY
 
     desc.allocator provides all memory except the memory from idist_alloc, shared memory, the
-    handles of worlds and groups, and a few short-lived buffers. Handles of closed worlds (up to 16)
-    and of their groups (up to 256) are kept, about 340 KiB in all. So a call with a stale handle
-    returns IDIST_ERR_STATE (see idist_close). In a shared library, the handles are kept until it is
-    unloaded.
+    buffers and programs of idist_xla.h, the handles of worlds and groups, and a few short-lived
+    buffers. Handles of closed worlds (up to 16) and of their groups (up to 256) are kept, about 340
+    KiB in all. That is why a call with a stale handle returns IDIST_ERR_STATE (see idist_close). In
+    a shared library, the handles are kept until it is unloaded.
 
     A ring world takes 32 KiB, and another 32 KiB per rank. Messages that arrive before their
     receive take up to 2 MiB per rank (5 MiB if they are all empty, for the records of the
@@ -428,9 +428,9 @@ WRITING A BACKEND
 
 LIMITS
 
-    Linux only. A ring world has at most a few hundred ranks. Each rank keeps memory for every other
-    rank (see MEMORY), and rank 0 serves all ranks while they meet. A world has up to 224
-    user-defined ops and 128 user-defined dtypes. Tags are 0 .. 2^31-1. A ring world does not
+    Linux only. A ring world is meant for at most a few hundred ranks: each rank keeps memory for
+    every other rank (see MEMORY), and rank 0 serves all ranks while they meet. A world has up to
+    224 user-defined ops and 128 user-defined dtypes. Tags are 0 .. 2^31-1. A ring world does not
     shrink: after a loss, finalize and start again.
 
 HISTORY
@@ -796,9 +796,9 @@ typedef struct idist_desc {
     // host. "tcp": TCP everywhere. Environment: IDIST_TRANSPORT.
     const char *transport;
 
-    // "auto". For tests also "latency" or "bandwidth" (messages), or "chunked" (shared memory,
-    // never the path for small messages). Or "remote": as "auto", but large buffers are read from
-    // the other processes even if this machine is slow at it. Environment: IDIST_ALGO.
+    // "auto". For tests also "latency" or "bandwidth" (messages), or "chunked" (shared memory in
+    // chunks, even for small messages). Or "remote": as "auto", but large buffers are read from the
+    // other processes even where such reads are slow. Environment: IDIST_ALGO.
     const char *algorithm;
 
     // "none", or "core" to keep each rank on one of the processors it may use. Environment:
@@ -832,9 +832,9 @@ typedef struct idist_desc {
     idist_report *report;
 
     // "cpu", "cuda", "cuda:1", "tpu", "tpu:1", "xla" or "xla:1". Without a number the device is the
-    // local rank modulo the number of devices. The default, NULL, is a device that all ranks have:
-    // "cuda" if the program includes idist_nccl.h, "tpu" or "xla" if the program includes
-    // idist_xla.h, otherwise "cpu". Environment: IDIST_DEVICE.
+    // local rank modulo the number of devices. The default, NULL, uses devices if all ranks have
+    // one: "cuda" if the program includes idist_nccl.h, "tpu" or "xla" if the program includes
+    // idist_xla.h. Otherwise it is "cpu". Environment: IDIST_DEVICE.
     const char *device;
 
     // For idist_spawn: "fork", or "exec" to run the program anew. Environment: IDIST_START_METHOD.
@@ -892,7 +892,7 @@ IDIST_API idist_status idist_initialize(const idist_desc *desc);
 // completed the calls that involve this rank, then frees everything.
 //
 // Call it before the process exits, even after a last barrier. A call that is complete on this rank
-// may still be under way on other ranks. When this rank is gone, the call returns
+// may still be under way on other ranks. If this process just exits, the call returns
 // IDIST_ERR_PEER_LOST there.
 //
 // If requests are pending or an idist_group_begin is open, idist_finalize returns IDIST_ERR_STATE
@@ -960,9 +960,10 @@ IDIST_API idist_status idist_abort(idist_group *group);
 IDIST_API idist_status idist_open(const idist_desc *desc, idist_group **world);
 
 // Leaves a world that idist_open joined, as idist_finalize leaves the default world. Sets the
-// pointer to NULL, unless the world stays open. Copies of the handle and the groups of that world
-// become invalid: calls on them return IDIST_ERR_STATE. After 16 more worlds or 256 more groups, a
-// stale handle may be the handle of a new one. Returns IDIST_ERR_ARG if *world is not such a world.
+// pointer to NULL, unless the world stays open. Copies of the handle become invalid, and so do the
+// groups of that world: calls on them return IDIST_ERR_STATE. After 16 more worlds or 256 more
+// groups, a stale handle may be the handle of a new one. Returns IDIST_ERR_ARG if *world is not
+// such a world.
 IDIST_API idist_status idist_close(idist_group **world);
 
 //------------------------------------------------------------------------------
@@ -1135,12 +1136,12 @@ IDIST_API idist_status idist_all_gather_alloc(const void *send, size_t count, id
 //
 // dst and src are ranks of the group, and may be the caller's own. Messages from one rank to
 // another with the same tag arrive in the order in which they were sent. A send may return before
-// the receiver asks for the message (up to some KiB), or only afterwards; do not rely on either
+// the receiver asks for the message (up to several KiB), or only afterwards; do not rely on either
 // behavior. In a world of more than 64 ranks, the first message to a rank may wait until that rank
 // makes a call on the same world. Tags are 0 .. 2^31 - 1.
 //
 // A receive that times out before a message arrives ends with IDIST_ERR_TIMEOUT, and the group
-// remains usable. A send of more than some KiB that times out also fails the group, because the
+// remains usable. A send of a larger message that times out also fails the group, because the
 // message was already announced to the receiver.
 //------------------------------------------------------------------------------
 
@@ -1161,8 +1162,8 @@ IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, in
                                   idist_recv_info *info, const idist_opts *opts);
 
 // Waits until there is a message that idist_recv would take with this src and tag, and describes
-// the message in *info. The message stays. Receives that were posted before take precedence. In all
-// other respects (opts.request, time-out, lost ranks) a probe is like a receive. Does not see
+// the message in *info. The message stays. Receives that were posted earlier take precedence. In
+// all other respects (opts.request, time-out, lost ranks) a probe is like a receive. Does not see
 // messages from device memory that do not pass through the host.
 IDIST_API idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_opts *opts);
 
@@ -1173,10 +1174,10 @@ IDIST_API idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_in
                                     const idist_opts *opts);
 
 // Probes for a message and reserves it. From then on, other receives and probes do not find the
-// message; only idist_mrecv with this *message (not with a copy of it) receives it. The function
-// idist_mprobe waits for a message, like idist_probe. The function idist_improbe does not wait;
-// found and opts are as in idist_iprobe. So several threads may probe and receive with
-// IDIST_ANY_SOURCE, and each gets the message that it probed.
+// message; only idist_mrecv with this *message (not with a copy of it) receives it. So several
+// threads may probe and receive with IDIST_ANY_SOURCE, and each gets the message that it probed.
+// The function idist_mprobe waits for a message, like idist_probe. The function idist_improbe does
+// not wait; found and opts are as in idist_iprobe.
 //
 // message->info describes the message. The old contents of *message are overwritten. With a
 // request, *message must stay valid until the request is complete. A matched message that is never
@@ -1190,9 +1191,9 @@ IDIST_API idist_status idist_improbe(int src, int tag, bool *found, idist_messag
 
 // Receives a matched message into buf and empties *message. With a request, *message must stay
 // valid, and must not be used for another probe, until the request is complete. Any thread may
-// receive the message, not only the thread that probed, but one at a time. The group is the group
-// of the probe, whatever opts.group says. opts.plan must be NULL. Returns IDIST_ERR_ARG if *message
-// is empty.
+// receive the message, not only the thread that probed, but only one thread at a time. The group is
+// the group of the probe, whatever opts.group says. opts.plan must be NULL. Returns IDIST_ERR_ARG
+// if *message is empty.
 //
 // Returns IDIST_ERR_TRUNCATED and IDIST_ERR_MISMATCH as idist_recv does: buf is untouched, and
 // *message keeps the message. If the group has failed, for example because a rank was lost, the
@@ -1210,8 +1211,9 @@ IDIST_API idist_status idist_sendrecv(const void *send, size_t sendcount, int ds
                                       const idist_opts *opts);
 
 // Blocks until the operation is complete, returns its status and empties the request. Returns
-// IDIST_OK for an empty request. Any thread may wait, but one at a time for a request. A request
-// may be copied or moved in memory while its operation runs; wait for only one of the copies.
+// IDIST_OK for an empty request. Any thread may wait, but only one thread at a time for the same
+// request. A request may be copied or moved in memory while its operation runs; wait for only one
+// of the copies.
 IDIST_API idist_status idist_wait(idist_request *request);
 
 // Sets *done to true if the operation is complete, and then returns its status and empties the
@@ -1220,14 +1222,14 @@ IDIST_API idist_status idist_test(idist_request *request, bool *done);
 
 // Makes a stream (a cudaStream_t) wait for an operation on device memory: work added to the stream
 // from now on sees the result. Empties the request. Does not wait for the device, only for the
-// host's part of a staged call. A later failure fails the group.
+// host's part of a staged call (see idist_nccl.h). A later failure fails the group.
 IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 
 // Detaches a request without waiting: the request becomes empty and the operation continues. The
 // buffers must stay valid until the program knows by other means that the operation is complete.
-// idist_free_group and idist_finalize wait for the operation. If the operation fails alone, as a
-// receive may, only a warning in the log says so. Returns IDIST_ERR_ARG for a request of
-// idist_split_start, which must be waited for.
+// idist_free_group and idist_finalize wait for the operation. If the operation fails but its group
+// does not, as may happen with a receive, only a warning in the log says so. Returns IDIST_ERR_ARG
+// for a request of idist_split_start, which must be waited for.
 IDIST_API idist_status idist_request_free(idist_request *request);
 
 // Cancels a receive or a probe, unless it has already matched a message. Then *cancelled is true,
@@ -1294,15 +1296,15 @@ IDIST_API idist_status idist_wait_any_of(idist_request *const *requests, size_t 
 // that have such plans must fill them in the same order.
 IDIST_API idist_status idist_plan_create(idist_plan **plan);
 
-// Makes the call that the plan stores. The other ranks may use plans for the call or not. Plans
-// follow the rule of all calls on a group: make their calls in the same order on all ranks. If
-// ranks start different plans, they get IDIST_ERR_MISMATCH, even if the plans store the same
+// Makes the call that the plan stores. The other ranks may make the call with or without a plan.
+// Plans follow the rule of all calls on a group: make their calls in the same order on all ranks.
+// If ranks start different plans, they get IDIST_ERR_MISMATCH, even if the plans store the same
 // collective; the text says which plans ("by plan 2"). Ranks without a plan may hide the mismatch
 // from others until a later call.
 //
 // The request is used as in idist_opts; if it is NULL, the call blocks. The buffers and *info must
-// stay where they were, and so must the arrays of a v-form with their contents. The operation of
-// any call must be complete before the next call may use its buffers. So start a plan again only
+// stay where they were, and so must the arrays of a v-form with their contents. A call may use the
+// buffers of an earlier call only after the earlier call is complete. So start a plan again only
 // when its request is complete. Returns IDIST_ERR_STATE if the plan is empty or its group is gone.
 IDIST_API idist_status idist_plan_start(const idist_plan *plan, idist_request *request);
 
@@ -1312,9 +1314,9 @@ IDIST_API idist_status idist_plan_free(idist_plan **plan);
 // Between begin and end, the calls of this thread only start and return, and idist_group_end
 // completes all of them together. So their order does not matter: exchanges that would deadlock one
 // by one work. Results are valid after idist_group_end, which returns the first failure. Wait for a
-// call with opts.request by idist_wait; idist_group_end does not wait for it. Calls that have no
-// request form (finalize, the groups, sendrecv, bytes, alloc) return IDIST_ERR_STATE in between.
-// Begin and end may be nested; the outermost end waits.
+// call that has opts.request with idist_wait; idist_group_end does not wait for such a call. Calls
+// that have no request form (finalize, the groups, sendrecv, bytes, alloc) return IDIST_ERR_STATE
+// in between. Begin and end may be nested; the outermost end waits.
 IDIST_API idist_status idist_group_begin(void);
 IDIST_API idist_status idist_group_end(void);
 
@@ -1354,9 +1356,9 @@ IDIST_API idist_status idist_split_start(idist_group *parent, int color, int key
                                          idist_group **group, idist_request *request);
 
 // Frees a group and sets the pointer to NULL. Each rank that has the group calls it. Does not wait
-// for the other ranks, except that calls with opts.stream must have started on all of them. Returns
-// IDIST_ERR_STATE if requests on the group are pending. Returns IDIST_ERR_ARG for the group of a
-// world, and for NULL.
+// for the other ranks, except until they have started the calls that this rank made with
+// opts.stream. Returns IDIST_ERR_STATE if requests on the group are pending. Returns IDIST_ERR_ARG
+// for the group of a world, and for NULL.
 IDIST_API idist_status idist_free_group(idist_group **group);
 
 // Creates a group of the live members of `group` (NULL: the default world), in the same order,
@@ -1434,8 +1436,8 @@ IDIST_API idist_status idist_reduce_local(const void *in, void *inout, size_t co
 // [api:spawn]  worker processes
 //------------------------------------------------------------------------------
 
-// The function that a worker runs. Its result modulo 256 becomes the exit code of the process: 0
-// for success. No other result becomes 0.
+// The function that a worker runs. Its result modulo 256 becomes the exit code of the process; 0
+// means success. A nonzero multiple of 256 becomes 1.
 typedef int (*idist_worker_fn)(int local_rank, void *arg);
 
 typedef struct idist_workers idist_workers;
@@ -1488,7 +1490,7 @@ IDIST_API idist_status idist_spawn_kill(idist_workers *workers, int signal_numbe
 // the world of the launcher, calls fn in this process and finalizes. If fn does not return 0, the
 // world ends at once: this rank gets IDIST_ERR_WORKER_FAILED, and the other ranks lose this rank.
 // Requests that fn has left open must not be used any more. Logs its steps at info level with the
-// name of fn, for which idist_parallel_run is a macro.
+// name of fn. idist_parallel_run is a macro so that it can pass this name.
 #define idist_parallel_run(desc, fn, arg) idist_parallel_run_named((desc), (fn), (arg), #fn)
 IDIST_API idist_status idist_parallel_run_named(const idist_desc *desc, idist_worker_fn fn,
                                                 void *arg, const char *name);
@@ -1531,14 +1533,14 @@ IDIST_API void idist_free(void *ptr);
 // IDIST_ERR_PEER_LOST says that the server is gone. Pointers to results may be NULL, except `ready`
 // and `n`.
 //
-// Every call may wait for the server. Over a socket, the server has the store's own time-out to
-// answer, limited to 1 s .. 30 s, even beyond the timeout_ms of the call. If the server does not
-// answer, for example because it was stopped, this call and all later ones return
-// IDIST_ERR_TIMEOUT. Then close the store and open it again.
+// Every call may wait for the server. Over a socket, a call waits for the server's answer for up to
+// the store's own time-out, limited to 1 s .. 30 s, even if the call's timeout_ms is shorter. If
+// the server does not answer, for example because it was stopped, this call and all later ones
+// return IDIST_ERR_TIMEOUT. Then close the store and open it again.
 //------------------------------------------------------------------------------
 
 typedef struct idist_store_desc {
-    bool server;          // for tcp and file: this process has the table (only rank 0)
+    bool server;          // for tcp and file: this process is the server; set on rank 0 only
     int timeout_ms;       // default of every wait; 0 means 5 minutes
     const void *secret;   // as in idist_desc; tcp beyond loopback needs one (or IDIST_INSECURE=1)
     size_t secret_nbytes; // with a secret, a tcp server listens at that port of all addresses
@@ -1589,9 +1591,9 @@ IDIST_API idist_status idist_store_add(idist_store *store, const char *key, int6
                                        int64_t *result);
 
 // Replaces the value by `desired` if it equals `expected`; a missing key equals an empty value.
-// Both have up to 4 MiB. Returns IDIST_OK whether or not the value was replaced. Copies what the
-// key has afterwards to `value`, and sets *nbytes to its size. If that exceeds capacity, returns
-// IDIST_ERR_TRUNCATED, and `value` is untouched.
+// Both have up to 4 MiB. Returns IDIST_OK whether or not the value was replaced. Copies the value
+// that the key then has to `value`, and sets *nbytes to its size. If the size exceeds capacity,
+// returns IDIST_ERR_TRUNCATED, and `value` is untouched.
 IDIST_API idist_status idist_store_compare_set(idist_store *store, const char *key,
                                                const void *expected, size_t nexpected,
                                                const void *desired, size_t ndesired, void *value,
@@ -1657,9 +1659,9 @@ IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
 // never returned has a begin and no end. The file is valid JSON at any moment except the instant in
 // which an event is added.
 //
-// Times are microseconds since 1970. They are computed from the monotonic clock and its offset,
-// measured at the start, from the clock of the host. So ranks of a host agree, and hosts agree as
-// well as NTP synchronizes their clocks.
+// Times are microseconds since 1970. They are the monotonic clock plus its offset from the host's
+// clock, which is measured once at the start. So ranks of a host agree, and hosts agree as well as
+// NTP synchronizes their clocks.
 //
 // If the file cannot be written, a warning is logged, and the program continues without it.
 //
@@ -1869,7 +1871,8 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 #endif // IDIST_IMPLEMENTATION
 
-// Includes the ring backend. A compiler without __has_include expects the file.
+// Includes the ring backend, if the file is there. A compiler without __has_include cannot look for
+// the file, and requires it.
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_NO_RING)
 #ifndef __has_include
 #include "idist_ring.h"

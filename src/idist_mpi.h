@@ -13,10 +13,10 @@ DO THIS
 
 WHAT IT IS
 
-    Every collective becomes MPI's own, on a communicator of its group. Requests become MPI's
-    non-blocking operations. Any MPI from 3.0 on will do. Nothing is assumed about the type of a
-    handle. So a program built for the standard ABI of MPI 5.0 (mpicc_abi) runs on every library
-    that implements the ABI. Floats of 16 and 8 bits are reduced as F32.
+    Every collective runs as the corresponding collective of MPI, on a communicator of its group.
+    Requests become MPI's non-blocking operations. Any MPI from 3.0 on will do. Nothing is assumed
+    about the type of a handle. So a program built for the standard ABI of MPI 5.0 (mpicc_abi) runs
+    on every library that implements the ABI. Floats of 16 and 8 bits are reduced as F32.
 
     Before MPI sees a collective, the ranks exchange headers that describe the call
     (mpi/exchange.h). This costs each rank ceil(log2 n) messages, the first of 56 bytes. The
@@ -51,8 +51,8 @@ WHO OWNS MPI
 
     idist advances requests in a thread of its own. While a request is open, a program that itself
     calls MPI needs MPI_THREAD_MULTIPLE. A program that has several worlds open at the same time
-    also needs it. Below MPI_THREAD_SERIALIZED (MPI_Init) there is no such thread, and only the
-    thread that initialized MPI may call idist.
+    also needs MPI_THREAD_MULTIPLE. Below MPI_THREAD_SERIALIZED (MPI_Init) idist starts no such
+    thread, and only the thread that initialized MPI may call idist.
 
 WHAT MPI DOES NOT GIVE
 

@@ -66,7 +66,7 @@ CALLS
                       the group: NCCL waits for that.) Other calls block while the host does its
                       part. Keep the buffers until the stream has finished with them. An error after
                       the return is reported by a later call.
-    opts.request      proceeds beside the program until idist_wait or idist_test, or until
+    opts.request      runs in the background until idist_wait or idist_test completes it, or
                       idist_wait_stream makes a stream wait for it. With a stream as well, it starts
                       after the work that is in the stream now.
     idist_group_begin / _end   hand all calls between them to NCCL at once, in idist_group_end. (A
@@ -89,8 +89,9 @@ CALLS
     happens in idist_initialize. It also connects the members for every collective. By itself, NCCL
     connects them in the first call of each algorithm, and that call waits on the host until all
     ranks make it. idist tries the algorithms with calls of up to IDIST_NCCL_CONNECT_BYTES (default
-    16 MiB; 0 tries none). The macro is defined where the implementation is compiled, with the same
-    value for all ranks. An algorithm that NCCL chooses only for larger calls waits once.
+    16 MiB; 0 tries none). Define this macro where the implementation is compiled, with the same
+    value for all ranks. If NCCL chooses an algorithm only for larger calls, the first such call
+    waits on the host.
 
     Some calls move data between pairs of ranks: messages on a stream, all_to_all, gather, scatter,
     and the v-forms except all_gatherv. NCCL connects a pair in the pair's first such call, which
@@ -98,11 +99,11 @@ CALLS
 
 FAILURES
 
-    The ranks compare their calls and watch each other through the host's backend, beside NCCL.
-    Different calls, late ranks and lost ranks give the same errors as on the host. The communicator
-    is aborted. Streams that waited for it continue, with undefined contents in the buffers. A
-    progress thread does this while you wait for a stream. (An MPI without MPI_THREAD_MULTIPLE
-    allows no such thread: there the next call notices.)
+    The ranks compare their calls and watch each other through the host's backend, independently of
+    NCCL. Different calls, late ranks and lost ranks give the same errors as on the host. The
+    communicator is aborted. Streams that waited for it continue, with undefined contents in the
+    buffers. A progress thread notices the failure and aborts, even while you wait for a stream.
+    (Where idist_mpi.h cannot have such a thread, the next call notices.)
 
     From 2.28.7 on, ncclCommRevoke releases a call that waits inside NCCL. For an older NCCL, idist
     creates non-blocking communicators. A blocking communicator of yours (desc.nccl_comm,

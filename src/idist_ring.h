@@ -40,14 +40,16 @@ LIMITS
     rank needs one descriptor, or desc.sockets of them, per rank with which it shares no memory.
 
     In a larger world, a rank connects at first to the ranks at distances that are powers of two, 2
-    log2(n) of them. It connects to another rank when they exchange a first message, while both are
-    in calls. Either of two ranks may have to connect to the other, so ranks listen until the world
-    is closed. While the ranks meet, rank 0 needs about n + 8 more descriptors.
+    log2(n) of them. It connects to any other rank when the two exchange their first message, while
+    both are in calls. Either of two ranks may have to connect to the other, so ranks listen until
+    the world is closed. While the ranks meet, rank 0 needs about n + 8 more descriptors.
 
     A dead machine, unlike a dead process, is detected only by the time-out.
 
     Over several hosts, gather, scatter, all_to_all, scan and the v-forms are made of messages among
-    all ranks. So are reductions of 16-bit and 8-bit floats, and reductions in a fixed order.
+    all ranks. So are reductions of 16-bit and 8-bit floats, and reductions by an op that is not
+    commutative. If the ranks of some host are not consecutive, all_gather and reduce_scatter are,
+    too.
 
     License: MIT, as for idist.h.
 */

@@ -62,8 +62,8 @@ WHAT IT IS
 HOW IT FITS
 
     This is an optional header on top of idist.h; no other header uses it. This header uses the
-    public functions of idist.h, and the base and the timelines of its implementation. For device
-    memory, include idist_nccl.h first.
+    public functions of idist.h. Its implementation also uses parts of idist.h's implementation:
+    src/base/ and the timelines. For device memory, include idist_nccl.h first.
 
 CONTENTS
 
@@ -75,7 +75,7 @@ CONTENTS
       [train_api:metric]      numbers over all ranks
       [train_api:checkpoint]  files that are either complete or absent
       [train_api:log]         what a training run prints, on rank 0 only
-      [train_api:summary]     scalars over the steps of a training, for TensorBoard and as CSV
+      [train_api:summary]     scalars over the steps of a training run, for TensorBoard and as CSV
 
     The implementation follows. Its files are in src/train/.
 */
@@ -120,8 +120,9 @@ typedef struct idist_sampler_desc {
 // Creates a sampler, which starts in epoch 0. Local. The sampler keeps 8 bytes per sample of this
 // rank. Dealing out an epoch (here and in set_epoch, set_state and reshard) temporarily takes
 // another 8 bytes per sample of all ranks. With an order_fn, it takes 8 bytes per index requested
-// from order_fn. The indices of the last epoch still exist at that time. Returns IDIST_ERR_ARG if
-// there are no samples, more samples than memory can hold, or a rank outside 0 .. num_replicas - 1.
+// from order_fn. The indices of the previous epoch still take memory at that time. Returns
+// IDIST_ERR_ARG if there are no samples, more samples than memory can hold, or a rank outside 0 ..
+// num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc,
                                             idist_sampler **sampler);
 // Frees a sampler and sets the pointer to NULL. Does nothing if it is NULL.
@@ -152,11 +153,11 @@ IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 typedef struct idist_sampler_state {
     uint64_t epoch, position; // position: samples of this rank done since the last reshard
     uint64_t processed;       // samples of all ranks done before the last reshard
-    uint64_t ranks;           // that share the samples; 0 means the number where the state is set
+    uint64_t ranks; // how many share the samples; 0: as in the sampler that gets this state
 } idist_sampler_state;
 // Returns the position of the next index. Once idist_sampler_next has returned false, the state is
-// the beginning of the next epoch. So a training that resumes from the state does not repeat the
-// epoch. Before that, but after the last index, the state is the end of the epoch.
+// the beginning of the next epoch. So a training run that resumes from the state does not repeat
+// the epoch. Before that, but after the last index, the state is the end of the epoch.
 IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampler);
 // Goes to a state. If the number of ranks was different, the rest of the epoch is dealt out among
 // the present ranks. Each of the earlier ranks counts as having done `position` samples, so those
@@ -166,9 +167,9 @@ IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampl
 IDIST_API idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sampler_state state);
 
 // Records that this rank has processed another `count` of the samples it got from
-// idist_sampler_next. Call it after each batch, for example. Returns IDIST_ERR_ARG if the record
-// exceeds what an epoch has. Call idist_sampler_set_epoch before a second pass over the epoch; it
-// resets the record.
+// idist_sampler_next. Call it after each batch, for example. Returns IDIST_ERR_ARG if the total
+// would exceed idist_sampler_count. Call idist_sampler_set_epoch before a second pass over the
+// epoch; it resets the record.
 //
 // This is for elastic training by the rule of Horovod's ElasticSampler: ranks work in step, and
 // each records what it has processed. When ranks are lost or join, idist_sampler_reshard deals out
@@ -182,9 +183,9 @@ IDIST_API idist_status idist_sampler_reshard(idist_sampler *sampler, const idist
 
 // Shuffles 0 .. length - 1 (as Python's random.Random(seed).shuffle does) and cuts the result into
 // n parts of fractions[i] * length samples, rounded down. The fractions must not add up to more
-// than 1. Writes part number `which` to indices, which has room for `length`, and its size to
-// *count. Local. Returns IDIST_ERR_ARG for a negative fraction, fractions above 1 in total, an
-// invalid `which`, or more than 2^32 - 1 samples.
+// than 1. Writes part number `which` to `indices`, and the size of the part to *count. The array
+// must have room for `length` indices. Local. Returns IDIST_ERR_ARG for a negative fraction,
+// fractions above 1 in total, an invalid `which`, or more than 2^32 - 1 samples.
 IDIST_API idist_status idist_partition(size_t length, const double *fractions, int n, int which,
                                        uint64_t seed, size_t *indices, size_t *count);
 
@@ -208,7 +209,7 @@ typedef struct idist_loader idist_loader;
 // Description of a loader. A desc that is all zero except sampler, batch_size, batch_nbytes and
 // fetch is valid.
 typedef struct idist_loader_desc {
-    // You keep ownership, and the sampler must outlive the loader. The loader moves the sampler:
+    // You keep ownership, and the sampler must outlive the loader. The loader advances the sampler:
     // the sampler's state is always the state after the last batch you got. Once a batch of 0
     // samples has ended the epoch, the state is the beginning of the next epoch. If you move or
     // reshard the sampler yourself, the loader drops what it has fetched ahead and continues from
@@ -224,7 +225,7 @@ typedef struct idist_loader_desc {
     int prefetch;              // batches fetched ahead, per worker; 0 means 2
     bool drop_last;            // leave out a last batch that is not full
     int timeout_ms;            // limit of a wait for a fetch; 0 means 5 minutes, < 0 means none
-    idist_allocator allocator; // of the batches, such as pinned memory; all zero means malloc
+    idist_allocator allocator; // for batches, for example in pinned memory; all zero means malloc
 } idist_loader_desc;
 
 // Creates a loader and starts its workers, which begin to fetch at the sampler's position. Local.
@@ -236,7 +237,8 @@ IDIST_API idist_status idist_loader_create(const idist_loader_desc *desc, idist_
 IDIST_API void idist_loader_free(idist_loader **loader);
 // Starts an epoch here and in the sampler, and drops what was fetched ahead. A new loader starts
 // where its sampler is. Returns IDIST_ERR_TIMEOUT if earlier fetches are still running. Then the
-// sampler is in the new epoch, and the next call tries again.
+// sampler is in the new epoch, and the next idist_loader_next or idist_loader_set_epoch tries
+// again.
 IDIST_API idist_status idist_loader_set_epoch(idist_loader *loader, uint64_t epoch);
 // Returns the number of batches that this rank gets in an epoch.
 IDIST_API size_t idist_loader_count(const idist_loader *loader);
@@ -265,8 +267,8 @@ IDIST_API idist_status idist_loader_next(idist_loader *loader, idist_batch *batc
 // Creates a loader and its sampler, like Ignite's auto_dataloader. In desc, batch_size and
 // batch_nbytes count all ranks of the sampler's group together, and num_workers counts all ranks of
 // the world on this host. See idist_auto_batch_size and idist_auto_num_workers. The loader creates
-// the sampler from `samples`; desc.sampler is NULL. If the rank has a device (idist_nccl.h is
-// included before this header) and desc.allocator is not set, batches are in pinned memory. Logs
+// the sampler from `samples`, so desc.sampler must be NULL. If the rank has a device (idist_nccl.h
+// is included before this header) and desc.allocator is not set, batches are in pinned memory. Logs
 // the resulting numbers at info level. Warns, as Ignite does, if samples.num_replicas and
 // samples.rank do not match the group.
 IDIST_API idist_status idist_auto_loader(const idist_loader_desc *desc,
@@ -314,8 +316,9 @@ typedef enum idist_compression {
 // The error of the approximation is added to the gradient of the next iteration, even by a rank in
 // idist_ddp_join. A gradient that is far too large on one rank leaves such errors on all ranks. The
 // errors cancel out in the sum, but later gradients that are added to them are rounded away. All
-// ranks drop the errors of a matrix if its sum over the ranks is smaller than 2^-16 times the size
-// of the terms. Then rank 0 warns, and all ranks compute the iteration again without the errors.
+// ranks drop the errors of a matrix if the terms of the sum over the ranks nearly cancel (the sum
+// is smaller than 2^-16 times the size of the terms). Then rank 0 warns, and all ranks compute the
+// iteration again without the errors.
 //
 // Everything, F64 included, is computed and sent as F32: values too small for F32 become 0, and
 // values too large become infinite. Costs up to 8 bytes of memory per gradient, besides P and Q.
@@ -378,7 +381,8 @@ typedef struct idist_ddp_desc {
     // weights) only once.
     //
     // If grads or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc);
-    // see idist_ddp_grad. If grads is NULL, nothing is copied.
+    // see idist_ddp_grad. If grads is NULL, the gradients of a bucket lie together there, so none
+    // is copied.
     //
     // A bucket is reduced in place if its gradients follow one another in memory, lower indices
     // first. Otherwise the bucket is reduced in pieces. Pieces are reduced in place where the ranks
@@ -401,13 +405,13 @@ typedef struct idist_ddp_desc {
     double prescale, postscale;          // factors before and after the sum; 0 means 1
     bool sum;                            // sum over the ranks instead of averaging
     bool keep_params;                    // parameters are equal already: only compare shapes
-    // Some parameters get no gradient in some iterations: those that are not ready when
-    // idist_ddp_wait is called (see idist_ddp_wait).
+    // Set this if some parameters get no gradient in some iterations. A parameter that is not ready
+    // when idist_ddp_wait is called counts as unused.
     bool find_unused;
     bool uneven; // ranks may run out of data at different times; see idist_ddp_join
     // With uneven: divide by the number of ranks that still have data instead of by all ranks.
     bool divide_by_active;
-    bool on_device; // params, grads and buffers are in device memory (idist_nccl.h)
+    bool on_device; // params, grads and buffers are in device memory (idist_nccl.h, not XLA)
     void *stream;   // cudaStream_t that computes the gradients on_device; NULL means the default
     int timeout_ms; // of each call, as in idist_opts
 } idist_ddp_desc;
@@ -440,7 +444,7 @@ IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i);
 // follows.
 //
 // The first idist_ddp_wait that succeeds with no_sync off adopts the order in which gradients
-// became ready on rank 0. (With uneven, the first rank with data counts.) Gradients for which
+// became ready on rank 0. (With uneven, on the first rank that has data.) Gradients for which
 // idist_ddp_ready was not called come last, from the last to the first. If the gradients of some
 // bucket lie apart in the memory of some rank, buckets are formed anew in that order, as torch
 // does. Their number may change, but gradients stay where they are. Otherwise, and with compression
@@ -449,10 +453,10 @@ IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i);
 IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i);
 IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // returns the number of buckets
 
-// Copies the buffers of the first rank that has data. Call it before the forward pass if there are
-// buffers or uneven is set; otherwise it is not needed. Collective over the group. A forward pass
-// without a backward pass, for validation, may be followed by another one. With uneven, each
-// forward pass needs its idist_ddp_wait.
+// Copies the buffers of the first rank that still has training data to all ranks. Call it before
+// the forward pass if there are buffers or uneven is set; otherwise it is not needed. Collective
+// over the group. A forward pass without a backward pass, for validation, may be followed by
+// another one. With uneven, each forward pass needs its idist_ddp_wait.
 IDIST_API idist_status idist_ddp_forward(idist_ddp *ddp);
 // Reports that gradient i is complete. Do not touch the gradient until idist_ddp_wait returns.
 // Launches, in order, the buckets that are full, except the last one, and does not wait for them.
@@ -544,8 +548,8 @@ typedef struct idist_milestone {
 IDIST_API double idist_piecewise_linear(const idist_milestone *milestones, int n, double step);
 
 // Kind of a schedule: torch's schedulers of the same names, as closed formulas. In the formulas,
-// `begin`, `end` and `steps` are fields of the schedule. The fraction of the steps that is left is
-// left = 1 - step / steps, but at least 0.
+// `begin`, `end` and `steps` are fields of the schedule. In them, `left` is the fraction of the
+// steps that remains: 1 - step / steps, but at least 0.
 typedef enum idist_schedule_kind {
     IDIST_SCHEDULE_CONSTANT = 0,    // begin
     IDIST_SCHEDULE_STEP = 1,        // StepLR: times factor after every `steps` steps
@@ -572,9 +576,8 @@ typedef struct idist_schedule {
     idist_schedule_kind kind;
 } idist_schedule;
 
-// Returns the value in a step; the first step is step 0. The value is accurate to a relative error
-// of 1e-12, in a time that does not grow with step.
-// Returns NaN in these cases:
+// Returns the value at a step; the first step is step 0. The relative error is at most 1e-12. The
+// time of a call does not depend on `step`. Returns NaN in these cases:
 //
 //   - The schedule is NULL, or its kind is invalid.
 //   - The kind uses `steps`, which is 0.
@@ -715,10 +718,10 @@ IDIST_API idist_status idist_checkpoint_load(const char *path, const idist_tenso
 // crash has left two files of a step, the newer one counts. Rank 0 looks for the file and reads all
 // of it to verify its checksum, and all ranks get its path. A damaged file is skipped; a warning
 // names the file and says what is wrong.
-// IDIST_ERR_NOT_FOUND: there is no folder, or no file in it has such a name: a new training may
-// begin.
+// IDIST_ERR_NOT_FOUND: there is no folder, or no file in it has the name of a checkpoint: training
+// can start afresh.
 // IDIST_ERR_CORRUPT: files have such names, but all of them are damaged, or a newer version of
-// idist wrote them: a training was here. The text names them.
+// idist wrote them: an earlier training run left them. The text names them.
 // IDIST_ERR_TRUNCATED: capacity is too small.
 // IDIST_ERR_SYSTEM: the folder or one of its checkpoints cannot be read, so that another one may be
 // the best or the latest.
@@ -766,7 +769,7 @@ typedef struct idist_progress {
 IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const char *text);
 
 //------------------------------------------------------------------------------
-// [train_api:summary]  scalars over the steps of a training, for TensorBoard and as CSV
+// [train_api:summary]  scalars over the steps of a training run, for TensorBoard and as CSV
 //
 // Does what add_scalar of torch.utils.tensorboard's SummaryWriter does. All calls are local, and
 // any thread may make them. Rank 0 of the group writes. On other ranks every function returns
@@ -779,7 +782,7 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 //                                 to read the same double; nan, inf and -inf.
 //     events.out.tfevents.*       what TensorBoard reads; values are rounded to floats
 //
-// A training that is resumed appends to scalars.csv and writes another events file; TensorBoard
+// A training run that is resumed appends to scalars.csv and writes another events file; TensorBoard
 // joins the events files of a folder. A last line that a crash has cut off is removed first.
 //
 // In a child made by fork, idist_summary_add and _flush fail with IDIST_ERR_STATE, and
@@ -790,8 +793,8 @@ typedef struct idist_summary idist_summary;
 
 typedef struct idist_summary_desc {
     const char *folder; // on rank 0; created with its parents if it does not exist
-    // The group whose rank 0 writes. If it is NULL, rank 0 of the world writes, or every process
-    // before there is a world.
+    // The group whose rank 0 writes. If it is NULL, rank 0 of the world writes, or, before there is
+    // a world, every process.
     idist_group *group;
     bool no_csv;
     bool no_tensorboard;
@@ -809,8 +812,9 @@ IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
 // killed. A tag, such as "train/loss", has up to 1,000 bytes of UTF-8, and at least one.
 // TensorBoard groups tags by what precedes the slash. A step is at most INT64_MAX.
 //
-// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the value before. This value is kept,
-// and the next call writes it if it can. Up to 64 KiB are kept per file; further values are lost.
+// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the previous value. This value is kept
+// in memory, and the next call writes it if it can. Up to 64 KiB are kept per file; further values
+// are lost.
 IDIST_API idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                          uint64_t step);
 

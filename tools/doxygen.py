@@ -109,7 +109,10 @@ def ends_early(line, following):
 
 
 def paragraphs(lines):
-    """Returns the paragraphs: whether each keeps its form, and its lines. Joins those that do."""
+    """Returns the paragraphs: whether each keeps its form, and its lines.
+
+    Joins adjacent paragraphs that keep their form.
+    """
     result = []
     for block in re.split(r'\n\n+', '\n'.join(lines).strip('\n')):
         block = list(whole_spans(block.split('\n')))

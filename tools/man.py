@@ -8,7 +8,8 @@ docs sets both variables. There is a page for
     each section, such as [api:coll]: idist_api_coll              its comment, and what it declares
     each header: idist for idist.h, otherwise its name            the comment at its top
 
-There are no other pages, because a page bind.3 or signal.3 would hide the system's own page.
+There are no other pages: a page for a field, such as bind.3 or signal.3, would hide the system's
+own page.
 """
 import os
 import re
@@ -42,7 +43,7 @@ class Section:
 
 class Header:
     """The comment at the top of a header, divided by its headings, and the sections of its API."""
-    statuses = []  # of all headers: name, value and meaning of each
+    statuses = []  # status codes of all headers: name, value and meaning
 
     def __init__(self, path):
         self.path = path

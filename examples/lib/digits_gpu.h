@@ -1,5 +1,5 @@
-// digits_gpu.h - a network with one hidden layer for the digits, as functions of one element for a
-// GPU or a loop; for CUDA
+// digits_gpu.h - a network with one hidden layer for the digits; a function computes one element,
+// in a GPU thread or in a loop; for CUDA
 #ifndef EXAMPLES_DIGITS_GPU_H
 #define EXAMPLES_DIGITS_GPU_H
 
@@ -53,7 +53,8 @@ __host__ __device__ static inline void forward1(net *t, batch b, int i) {
     t->hidden[i] = sum > 0 ? sum : 0;
 }
 
-// Computes the output of image n with softmax and cross entropy, and its gradient.
+// Computes the loss of image n (softmax and cross entropy), whether the image is a hit, and the
+// gradient of the logits.
 __host__ __device__ static inline void forward2(net *t, batch b, int n) {
     int label = t->labels[t->order[b.first + n]], best = 0;
     float logit[CLASSES], sum = 0;

@@ -1,5 +1,5 @@
-// regression.h - a network with one hidden layer, and AdamW, as functions of one element, which a
-// GPU runs in parallel
+// regression.h - a network with one hidden layer, and AdamW; a function computes one element, so a
+// GPU can compute all elements in parallel
 #ifndef EXAMPLES_REGRESSION_H
 #define EXAMPLES_REGRESSION_H
 

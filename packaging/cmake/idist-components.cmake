@@ -1,9 +1,11 @@
 # The components of the CMake package: idist::mpi, idist::nccl and idist::xla. They have no files of
-# their own, but add to idist::idist what their headers need. Included by CMakeLists.txt, by
-# idist-config.cmake, and by the file that Conan writes in place of the latter.
+# their own, but add to idist::idist what their headers need. This file is included by
+# CMakeLists.txt, by idist-config.cmake, and by the file that Conan writes instead of
+# idist-config.cmake.
 
 # idist_add_component(NAME [GLOBAL]): defines the target idist::NAME, in all directories of the
-# project if GLOBAL, and sets idist_NAME_FOUND, or idist_NAME_WHY to what is missing.
+# project if GLOBAL is given, and sets idist_NAME_FOUND to TRUE. If something is missing, sets
+# idist_NAME_FOUND to FALSE and idist_NAME_WHY to the reason.
 function(idist_add_component component)
     set(idist_${component}_FOUND FALSE PARENT_SCOPE)
     get_property(languages GLOBAL PROPERTY ENABLED_LANGUAGES)
@@ -22,7 +24,7 @@ function(idist_add_component component)
         endif()
         add_library(idist::mpi INTERFACE IMPORTED ${ARGN})
         target_link_libraries(idist::mpi INTERFACE idist::idist MPI::MPI_${language})
-        # In C++ mpi.h declares MPI's old C++ bindings, too, and they need another library.
+        # In C++, mpi.h also declares MPI's old C++ bindings, which need another library.
         target_compile_definitions(idist::mpi INTERFACE
             $<$<NOT:$<COMPILE_LANGUAGE:C>>:OMPI_SKIP_MPICXX>
             $<$<NOT:$<COMPILE_LANGUAGE:C>>:MPICH_SKIP_MPICXX>)
@@ -51,7 +53,7 @@ function(idist_add_component component)
     set(idist_${component}_FOUND TRUE PARENT_SCOPE)
 endfunction()
 
-# Those that find_package(idist COMPONENTS ...) asks for.
+# Adds the components that find_package(idist COMPONENTS ...) requests.
 foreach(component IN LISTS idist_FIND_COMPONENTS)
     idist_add_component(${component})
     if(idist_FIND_REQUIRED_${component} AND NOT idist_${component}_FOUND)

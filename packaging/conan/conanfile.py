@@ -1,4 +1,4 @@
-"""The recipe of idist for Conan 2. It takes the headers of the clone that it lies in."""
+"""The recipe of idist for Conan 2. It packages the headers of the clone that contains it."""
 import os
 import re
 

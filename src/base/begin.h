@@ -110,8 +110,8 @@
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast, but idist needs standard arithmetic. A NaN
-// that one rank contributes must reach all ranks, converters rely on the order of their steps, and
-// norms check that numbers are finite.
+// that one rank contributes must reach all ranks, the conversions in base/small_float.h rely on the
+// order of their steps, and gradient norms check that numbers are finite.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #define IDIST__FAST_MATH 1

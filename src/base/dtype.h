@@ -1,7 +1,7 @@
 // base/dtype.h: names, sizes and classes of dtypes
 //
 // A dtype that a program creates has its number in the lowest byte and its size in the bytes above.
-// Fingerprints carry the lowest byte only.
+// The fingerprint of a call (core/fingerprint.h) carries the lowest byte only.
 #pragma once
 
 enum {

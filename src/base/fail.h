@@ -2,9 +2,9 @@
 //
 // Functions: idist__fail_*, idist__callback_*.
 //
-// Every failure gets its status and its text here, once, where the failure is noticed.
-// idist_last_error returns the text. Functions of the program are also called through this file, so
-// that their exceptions are caught.
+// The code that notices a failure calls idist__fail once, with the status and the text of the
+// failure. idist_last_error returns the text. Functions of the program are also called through this
+// file, so that their exceptions are caught.
 #pragma once
 
 //------------------------------------------------------------------------------

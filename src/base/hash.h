@@ -86,7 +86,8 @@ static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
     for (i = 0; i < 32; i++) out[i] = (uint8_t)(s->h[i / 4] >> (24 - 8 * (i % 4)));
 }
 
-// Computes out = HMAC-SHA256(key, label | a | b). A key of 32 bytes is never hashed first.
+// Computes out = HMAC-SHA256(key, label | a | b). HMAC hashes only a key longer than a block of 64
+// bytes, so this key is used as it is.
 static void idist__sha_hmac(const uint8_t key[32], const char *label, const void *a, size_t na,
                             const void *b, size_t nb, uint8_t out[32]) {
     idist__sha s;

@@ -284,8 +284,8 @@ static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idi
 }
 
 // Reduces in pieces of 4 KiB, so that intermediate results stay in the first-level cache. Reads
-// each input once and writes out once. Only the step for the last operand writes to out, because
-// out may be an input that has not been read yet.
+// each input once and writes `out` once. Only the step for the last operand writes to `out`,
+// because `out` may be an input that has not been read yet.
 __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n,
                                                            size_t count, idist_dtype dtype,
                                                            idist_op op, int divide_by) {

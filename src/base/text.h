@@ -7,8 +7,8 @@
 // copying, appending and decoding text
 //------------------------------------------------------------------------------
 
-// Returns the text after `prefix`, or the whole text if it does not begin with `prefix`. Used for
-// texts that quote each other; no decision depends on the result.
+// Returns the text after `prefix`, or the whole text if it does not begin with `prefix`. Used when
+// one error text quotes another; no decision depends on the result.
 IDIST__UNUSED static const char *idist__text_behind(const char *text, const char *prefix) {
     size_t nbytes = strlen(prefix);
     return strncmp(text, prefix, nbytes) == 0 ? text + nbytes : text;
@@ -76,7 +76,8 @@ static const char *idist__number_convert(char *text, const char *printed) {
     if (strstr(printed, "nan")) from = "nan";
 
     for (; *from; from++) {
-        bool is_point = !strchr("0123456789+-einfa", *from); // perhaps one of several bytes
+        // The decimal point of a locale may have several bytes.
+        bool is_point = !strchr("0123456789+-einfa", *from);
 
         if (!is_point) *to++ = *from;
         else if (!in_point) *to++ = '.';

@@ -1,10 +1,10 @@
 // base/window.h: memory that all ranks of the host have mapped, for idist_alloc
 //
 // A window is this rank's part of a file that the ranks of the host share. The other ranks read the
-// contents of the window without a copy. The window is as large as the host's memory, but takes
-// neither memory nor addresses until idist_alloc needs them. The window grows by extents. The owner
-// maps a new extent immediately. The other ranks map the extent when they first look for new
-// extents (ring/shm/view.h).
+// contents of the window without a copy. The window is usually at least as large as the host's
+// memory, but takes neither memory nor addresses until idist_alloc needs them. The window grows by
+// extents. The owner maps a new extent immediately. The other ranks map the extent when they first
+// look for new extents (ring/shm/view.h).
 //
 //   | extent 0 | extent 1 | extent 2      | hole ...
 //
@@ -17,8 +17,8 @@
 #include "os/thread.h"
 #include "os/memory.h"
 
-// Maximum number of extents of a window. An extent is about half as large as all previous extents
-// together, or larger.
+// Maximum number of extents of a window. Few are needed, because a new extent is usually at least
+// half as large as all previous extents together.
 enum { IDIST__EXTENTS = 40 };
 #define IDIST__EXTENT_MIN ((size_t)1 << 20)
 
@@ -115,7 +115,7 @@ static idist__window_extent *idist__window_grow(idist__window *window, size_t nb
     if (size < nbytes || size > window->nbytes - at) size = nbytes;
     extent->map = (char *)idist__os_memory_map(window->fd, window->at + at, size);
 
-    if (!extent->map) { // a limit, which may still allow the size needed now
+    if (!extent->map) { // a limit may still allow the size that is needed now
         size = nbytes;
         extent->map = (char *)idist__os_memory_map(window->fd, window->at + at, size);
     }

@@ -4,8 +4,9 @@
 // list of names takes the first host backend that claims the configuration. A world with a list
 // tries the names in the order of the list. To move device memory, a world also lists the device
 // backends that claim the configuration, and takes the first one that finds a device
-// (idist__life_wrap). The choice depends on no particular backend's name. The hints only improve
-// error texts and serve programs written for torch.distributed and Ignite.
+// (idist__life_wrap). The choice depends on no particular backend's name. The table
+// idist__backend_hints only improves error texts and serves programs written for torch.distributed
+// and Ignite.
 #pragma once
 
 #include "base/fail.h"
@@ -172,7 +173,7 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
     if (status == IDIST_OK) return idist__where_check_lone(&w->cfg);
     if (status != IDIST_ERR_NO_BACKEND) return status;
     if (!w->cfg.backends[0] && !idist__choose_backend_find("ring", 4))
-        why = "to connect ranks, copy idist_ring.h beside idist.h, without IDIST_NO_RING";
+        why = "to connect ranks, copy idist_ring.h beside idist.h, and do not define IDIST_NO_RING";
 
     return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s",
                        w->cfg.world_size, w->about.backends, why);

@@ -8,7 +8,7 @@
 //       group_open                opens the group of all ranks
 //       wrap                      puts the device backend, if there is one, in front
 //
-// idist__life_close runs a last barrier and then undoes these steps in the opposite order.
+// idist__life_close runs a last barrier and then undoes these steps in reverse order.
 #pragma once
 
 #include "os/clock.h"
@@ -41,8 +41,8 @@ static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // held by initi
 static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
 
 // Resets the global locks and lists in a child made by fork. Another thread of the parent may have
-// held these locks, or have been changing a list of handles. So the lists start empty. Data under
-// the other locks changes by a single pointer store and needs no reset.
+// held these locks, or have been changing a list of handles. So the lists start empty. The data
+// that the other locks guard changes by a single pointer store and needs no reset.
 static void idist__life_after_fork(void) {
     idist__os_mutex_init(&idist__windows_lock);
     idist__os_mutex_init(&idist__log_lock);
@@ -148,8 +148,8 @@ static idist_status idist__life_new_group(idist__world *w) {
 
 static uint64_t idist__world_serial; // of the most recent world
 
-// Allocates a world, chooses its backends, and assigns its rank if the rank is not known. On
-// failure, *out is NULL or a world that the caller frees with idist__life_free.
+// Allocates a world, chooses its backends, and assigns this process a rank if it was not given one.
+// On failure, *out is NULL or a world that the caller frees with idist__life_free.
 static idist_status idist__life_new(const idist__config *cfg, idist__world **out) {
     // A world starts with its group, so its memory can come from the list of ended worlds.
     idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds,
@@ -313,9 +313,9 @@ static bool idist__life_is_settled(void *arg) {
 }
 
 // Closes a world. If `force` is set, the worker or the world has failed: requests may be open, and
-// there is no last barrier. The other ranks then see a lost rank. Ends an open idist_group_begin of
-// this thread. If another thread has one, the world's memory stays, so that the thread still finds
-// its tasks.
+// there is no last barrier. The other ranks then see a lost rank. With `force`, an open
+// idist_group_begin of this thread ends. If another thread has one open, the world's memory stays,
+// so that the thread still finds its tasks.
 static idist_status idist__life_close(idist__world *w, bool force) {
     idist_status status = IDIST_OK;
     bool has_thread;

@@ -176,8 +176,8 @@ static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
     idist__world_lock(w);
 
     if (status == IDIST_OK) {
-        // Groups made by their members alone are not counted, because other ranks of the parent do
-        // not count them.
+        // Groups made by their members alone are not counted, because the other ranks of the parent
+        // do not know of them.
         if (label != IDIST__NEW_GROUP_BY_MEMBERS) child_count = ++parent->child_count;
         status = idist__new_group_make(parent, g, child_count, color, ranks, n, out);
     } else {

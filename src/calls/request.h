@@ -244,8 +244,9 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
 
     if (t->on_device || !w->backend->retract) {
         *status = idist__fail(IDIST_ERR_UNSUPPORTED,
-                              t->on_device ? "cancel: a %s into device memory cannot be cancelled"
-                                           : "cancel: this backend cannot cancel a %s; wait for it",
+                              t->on_device
+                                  ? "cancel: a %s into device memory cannot be cancelled"
+                                  : "cancel: this backend cannot cancel a %s; wait for the request",
                               name);
         return false;
     }

@@ -31,7 +31,8 @@ typedef struct idist__backend_entry {
 
 static idist__os_mutex idist__backend_lock = IDIST__OS_MUTEX_INIT;
 static const idist__backend_entry *idist__backend_list;
-static idist__backend_entry idist__backend_first_entries[8]; // no leak when a plugin is unloaded
+// The first entries are static, so that a plugin that contains idist leaks nothing when unloaded.
+static idist__backend_entry idist__backend_first_entries[8];
 static size_t idist__backend_count;
 
 // Returns the entry of the backend that was registered last. `next` leads to the earlier ones.

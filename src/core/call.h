@@ -368,8 +368,9 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
 }
 
 // Returns true if the arguments of a send or receive, other than the peer, need no further check.
-// The call has a buffer, a built-in dtype, a tag and a count that cannot overflow, but no stream
-// and no plan. The world has no device, and no timeline is recorded.
+// This is so if the call has a buffer, a built-in dtype, a valid tag and a count that cannot
+// overflow, but no stream and no plan. Also, the world must have no device, and no timeline may be
+// recorded.
 static bool idist__call_is_plain(const idist__world *w, const idist__call *call,
                                  const idist_opts *opts) {
     if (w->device_api || idist__tracer_now() || opts->stream || opts->plan) return false;
@@ -402,7 +403,7 @@ static idist_status idist__call_run(const idist__call *call, const idist_opts *o
 }
 
 // Sends or receives a message. Skips the full check of the arguments if idist__call_is_ready and
-// idist__call_is_plain suffice. Otherwise, or if another thread holds the lock, calls
+// idist__call_is_plain return true. Otherwise, or if another thread holds the lock, calls
 // idist__call_run.
 static idist_status idist__call_message(const idist__call *call, const idist_opts *opts) {
     const idist_opts *own_opts = opts ? opts : &idist__call_defaults;

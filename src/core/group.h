@@ -112,7 +112,8 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     idist__text_copy(g->cause, sizeof g->cause, cause);
     if (!g->inner)
         idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
-    // An abort of a smaller group says nothing about the world: this rank may continue, and fail by
+    // idist__config_tell_lost marks a failure of this rank as a consequence of another rank's
+    // failure. An abort of a smaller group does not count: this rank may continue, and fail by
     // itself later.
     if (!w->life.is_cause &&
         (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
@@ -168,8 +169,9 @@ IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, cons
 
 enum { IDIST__FLUSH_MS = 100 };
 
-// Waits up to IDIST__FLUSH_MS until the reason of a failure has been sent to the other members. A
-// caller that gets an error may exit at once, and its connections end with it.
+// Waits up to IDIST__FLUSH_MS until the reason of a failure has been sent to the other members.
+// This is needed because a caller that gets an error may exit at once, and its connections end with
+// it.
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 

@@ -63,7 +63,7 @@ typedef struct idist__call {
     bool peeks;         // true for a probe: a receive that describes a message and leaves it
     uint32_t dtype_tag; // tag of a user dtype when the call began; 0 if not looked up yet
     uint32_t plan;      // number of the plan that makes this collective; 0 if there is none
-    uint64_t check;     // the count, or a hash of the counts; must also be equal on all ranks
+    uint64_t check;     // the count, or a hash of the counts; must be equal on all ranks
     union {
         // Copy of the op of a reduction. The backend makes the copy, because the program may free
         // the op while the call runs. If NULL, idist__world_user_op finds the op in the world.
@@ -143,8 +143,8 @@ struct idist__task {
         bool asked;     // has asked the peer of a message which rank the peer waits for
         bool warned;    // has logged that the task is slow; may ask once more afterwards
     } late;
-    bool patient; // has the world's time-out: the caller expects no return without a result
-    uint32_t seq; // number within the group; 0 if point-to-point, or not numbered yet
+    bool patient;             // the deadline is the world's, not one that the caller has set
+    uint32_t seq;             // number within the group; 0 if point-to-point, or not numbered yet
     idist__fingerprint whole; // the larger call that the task is a part of; kind 0 if none
     uint16_t parent_past;     // digest of the calls before the larger call
     int timeout_ms;
@@ -312,9 +312,9 @@ struct idist_backend_api {
     //
     // The core asks device backends in every world, after a host backend has claimed the
     // configuration. A device backend returns IDIST_OK if the core should call wrap. It returns
-    // IDIST_ERR_NO_BACKEND if the configuration names what only another device backend has. It
-    // fails if config->device_backend is any other name that it does not know. Its own name is one
-    // that it knows.
+    // IDIST_ERR_NO_BACKEND if the configuration names a device, or a value of
+    // config->device_backend, that belongs to another device backend. It returns another error if
+    // it does not know the value at all. It knows at least its own name.
     idist_status (*claim)(idist__config *config, const char **why);
 
     // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl. For each rank,
@@ -407,8 +407,9 @@ struct idist_backend_api {
 
     // Tells the other members that this rank waits in t, so that they can report a mismatch, or
     // answer that they are alive. Called when t has waited for a while. Called again before
-    // core/timer.h logs a warning, and before the deadline of t (g->asked_ns). For a message, the
-    // second call (late.asked) finds out which rank the peer waits for. May end any task.
+    // core/timer.h logs a warning, and before the deadline of t; for a collective, g->asked_ns is
+    // the time of that call. For a message, the second call (late.asked) finds out which rank the
+    // peer waits for. May end any task.
     void (*announce)(idist__task *t);
 
     // Appends the ranks that are missing in t, for example "rank 3 on host b (last seen in barrier
@@ -482,7 +483,8 @@ typedef struct idist_device_api {
     bool (*landed)(idist__task *t, idist_status status);
 
     // Makes `stream` wait for a task that is `followed` but not done. Detaches the task, even if
-    // follow fails. Releases the lock while it adds to the stream, whose queue may be full.
+    // follow fails. Releases the lock while it adds to the stream, because that blocks if the
+    // stream's queue is full.
     idist_status (*follow)(idist__task *t, void *stream);
 
     // Waits, while the world is being closed, for the threads that have released the lock in
@@ -525,8 +527,8 @@ typedef struct idist__world_machine {
     // Bytes in flight between two hosts while they use all of the network; 0 if unknown.
     uint64_t network_nbytes;
     int foreign_thread_count; // threads of other libraries, which never call idist
-    bool one_thread_calls;    // the program must not call from two threads at a time
-    bool single_threaded; // the backend allows one thread only: requests progress only inside calls
+    bool one_thread_calls;    // only one thread of the program may call idist
+    bool single_threaded;     // no progress thread is allowed: requests progress only inside calls
 } idist__world_machine;
 
 typedef struct idist__world_tasks {

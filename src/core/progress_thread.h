@@ -5,10 +5,10 @@
 // needs the connections watched, starts the thread.
 //
 // A program that starts requests usually waits for them soon, and then drives the backend itself.
-// Waking this thread and taking over from it costs more than many messages. So the thread naps when
-// requests have started. After a nap, it naps again, for longer, only if the program has started
-// more requests and has driven the backend. After IDIST__NAP_MOST_NS at the latest, the thread
-// drives.
+// Waking this thread and taking over from it often takes longer than a small message. So the thread
+// naps when requests have started. After a nap, it naps again, for longer, only if the program has
+// started more requests and has driven the backend. After IDIST__NAP_MOST_NS at the latest, the
+// thread drives.
 #pragma once
 
 #include "os/clock.h"

@@ -136,10 +136,10 @@ static idist__task *idist__task_new(idist_group *g) {
     return t;
 }
 
-// Returns the call in which this rank is blocked, if the rank does nothing else. Tasks that are
-// parts of a call do not count. Returns NULL if the rank has a request, or if the call has its own
-// time-out or waits for the device. Also returns NULL if another thread could still make the call
-// that the other ranks wait for.
+// Returns the call in which this rank is blocked, if the rank does nothing else. Tasks of groups
+// that a backend made for itself do not count. Returns NULL if the rank has a request, or if the
+// call has its own time-out or waits for the device. Also returns NULL if another thread could
+// still make the call that the other ranks wait for.
 IDIST__UNUSED static idist__task *idist__task_only_call(const idist__world *w) {
     idist__task *t, *only = NULL;
     int own_threads = w->progress.running ? 2 : 1;
@@ -239,7 +239,7 @@ typedef struct idist__ended {
 enum { IDIST__ENDED_GROUPS = 256, IDIST__ENDED_WORLDS = 16 };
 
 static idist__os_mutex idist__ended_lock = IDIST__OS_MUTEX_INIT;
-static idist__ended idist__ended_groups, idist__ended_worlds; // a world begins with its group
+static idist__ended idist__ended_groups, idist__ended_worlds; // worlds by their field `group`
 
 static void idist__ended_keep(idist__ended *list, idist_group *g) {
     g->w = NULL;

@@ -32,7 +32,7 @@
 #define IDIST__ASK_NS (1000 * IDIST__MS)
 
 // Returns the time in ns when the announcement of a task is due. While a task waits for the device,
-// its announcement is postponed until the backend has the task.
+// its announcement is postponed until the host backend has the task.
 static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
     int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
 
@@ -48,9 +48,9 @@ static int64_t idist__timer_patience(const idist__task *t) {
     return half < IDIST__ASK_NS ? half : IDIST__ASK_NS;
 }
 
-// Returns the time in ns when the next question to the members is due, or IDIST__FOREVER. A rank
-// that has entered the call may have been stopped since. Sets *until_ns to the time when the
-// answers are used.
+// Returns the time in ns when the next question to the members is due, or IDIST__FOREVER. Members
+// are asked again because a rank that has entered the call may have been stopped since. Sets
+// *until_ns to the time when the answers are used.
 static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
     int64_t end = t->late.warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
 

@@ -57,8 +57,8 @@ static void idist__wait_turn(idist__world *w, idist__driver driver) {
 //
 // With a core for each rank, the caller polls for at most w->wait.spin_budget_ns. A wait that ends
 // in sleep halves this budget, and any other wait doubles it, up to w->wait.spin_ns. With fewer
-// cores, the caller yields its core to the other ranks a bounded number of times. A wake-up costs
-// as much as dozens of yields.
+// cores, the caller yields its core to the other ranks a bounded number of times before it sleeps.
+// Yielding comes first because a wake-up costs as much as dozens of yields.
 static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
     int64_t now;
 
@@ -80,7 +80,7 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
         return true;
     }
 
-    // The other ranks may be computing for a long time.
+    // Stop yielding after a while, because the other ranks may be computing for a long time.
     if (waiter->turns > IDIST__YIELDS || now - waiter->begun_ns > IDIST__YIELD_NS) return false;
     idist__world_give_way(w);
 
@@ -139,7 +139,7 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
             waiter.slept = true;
         } else {
             if (w->wait.driver == IDIST__DRIVER_THREAD)
-                w->backend->wake(w); // the progress thread stops driving for us
+                w->backend->wake(w); // makes the progress thread stop driving, so that we can
             idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }

@@ -14,13 +14,14 @@
 
 static idist__world *idist__default_world; // set by idist_initialize; the only global world
 
-// The number of this process. A child made by fork has no number until it makes a world. The word
-// is never freed, because a thread may read it while the thread's world is being freed. The pointer
-// is NULL if there was no world yet, or if the kernel cannot tell a child from its parent.
+// Points to a word that holds the number of this process. In a child made by fork, the kernel sets
+// the word to 0 (idist__os_memory_fork_word), and the child has no number until it makes a world.
+// The word is never freed, because a thread may read it while the thread's world is being freed.
+// The pointer is NULL if there was no world yet, or if the kernel does not offer such a word.
 static uint32_t *idist__world_process_word;
 
 // Returns the number of this process. At the first call, assigns a number that no ancestor has.
-// Returns 0 if the kernel cannot tell a child from its parent.
+// Returns 0 if the kernel does not offer a word that fork clears.
 static uint32_t idist__world_process(void) {
     static uint32_t count; // a child starts with its parent's count
     uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_ACQUIRE), *made;
@@ -114,7 +115,7 @@ static const idist__user_op *idist__world_user_op(const idist_group *g, const id
     return call->u.user ? call->u.user : &g->w->user.ops[(int)call->op - IDIST_OP_USER];
 }
 
-// Returns the dtype with the number in a fingerprint, or IDIST_DTYPE_COUNT if there is none.
+// Returns the dtype that has this number in fingerprints, or IDIST_DTYPE_COUNT if there is none.
 static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
     int user = (int)number - IDIST_DTYPE_USER;
 

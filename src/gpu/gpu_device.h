@@ -59,7 +59,8 @@ static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
 
 // Returns true if cudaSetDevice(device) would create a context on a device that has none, as CUDA
 // does from version 12 on. A context takes hundreds of MB of memory on a GPU that may belong to
-// another rank. (cudaGetDevice returns device 0 in a thread that has never chosen a device.)
+// another rank. (Restoring device 0 may do this in a thread that has never chosen a device, where
+// cudaGetDevice returns 0.)
 static bool idist__gpu_device_lacks_context(const idist__gpu *gpu, int device) {
     unsigned flags = 0;
     int active = 1;

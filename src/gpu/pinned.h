@@ -35,7 +35,8 @@ static void *idist__pinned_work(void *arg) {
 }
 
 // Allocates memory that the ranks on a host share, if the backend provides such memory. Otherwise
-// allocates plain memory. No memory is freed before the world ends, so sizes are powers of two.
+// allocates plain memory. Memory is reused, and not freed before the world ends, so sizes are
+// rounded up to powers of two.
 static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     const idist_backend_api *under = idist__gpu_of(w)->host_backend;
     idist__pinned *p = (idist__pinned *)idist__mem_alloc(&w->cfg.mem, sizeof *p);
@@ -145,8 +146,8 @@ static void idist__pinned_end(const idist__world *w) {
     }
 }
 
-// Frees a list of unpinned memory. If the device is stuck, the memory is still pinned and stays
-// allocated.
+// Frees a list of memory that is no longer pinned. If the device is stuck, the memory is still
+// pinned and stays allocated.
 static void idist__pinned_free_list(const idist__world *w, idist__pinned *list) {
     idist__pinned *p;
 

@@ -2,8 +2,8 @@
 //
 // Turns the caller's idist_desc and the environment into one idist__config. The result contains our
 // rank and world size (from the launcher that started us), the place where the ranks meet, and
-// every other setting. Code that starts a world (calls/, spawn/) calls idist__config_fill once and
-// reads the environment nowhere else.
+// every other setting. Code that starts a world (calls/, spawn/) calls idist__config_fill once.
+// Outside of launch/, only a few variables are read, each by the file that needs it.
 //
 // Only idist__config_fill fills in defaults.
 #pragma once

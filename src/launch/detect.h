@@ -6,7 +6,7 @@
 // applies decides. IDIST_LAUNCHER narrows the table to the rows with one name. If no row applies,
 // the process runs alone.
 //
-//     idist__detect_launcher -> row.detect -> idist__detect_by_variables -> row.look
+//     idist__detect_launcher -> row.detect (mostly idist__detect_by_variables) -> row.look
 #pragma once
 
 #include "os/process.h"
@@ -41,8 +41,8 @@ struct idist__launcher {
     void (*look)(idist__detect_look *look, bool asked);
 };
 
-// Skips the row if the user has set WORLD_SIZE and the rank is in Kubernetes' JOB_COMPLETION_INDEX.
-// The next row handles this case.
+// Skips the row if RANK is not set and Kubernetes has set JOB_COMPLETION_INDEX. WORLD_SIZE, if set,
+// then belongs to the next row.
 static void idist__detect_look_env(idist__detect_look *look, bool asked) {
     (void)asked;
     if (!look->has_rank && idist__os_env("JOB_COMPLETION_INDEX")) look->skip = true;
@@ -60,9 +60,9 @@ static void idist__detect_look_pals(idist__detect_look *look, bool asked) {
     if (!look->has_rank) look->has_size = false;
 }
 
-// Skips the row if srun set PMI_RANK and PMI_SIZE, because srun does not set hydra's local rank.
-// Also skips the row if hydra set PMI_PORT instead of these variables. The next row handles
-// PMI_PORT.
+// Skips the row in a Slurm step without hydra's local rank, because srun has then set PMI_RANK and
+// PMI_SIZE. Also skips the row if hydra set PMI_PORT instead of these variables. The next row
+// handles PMI_PORT.
 static void idist__detect_look_hydra(idist__detect_look *look, bool asked) {
     if (!asked && !idist__os_env("MPI_LOCALRANKID") && idist__slurm_in_step()) look->skip = true;
     if (asked && !look->has_rank && !look->has_size && idist__os_env("PMI_PORT")) look->skip = true;

@@ -15,10 +15,10 @@
 //------------------------------------------------------------------------------
 // a process claims its rank, and the other ranks learn if the process ends
 //
-// A process that tells the store its rank leaves a will in the same request. If the process ends
-// before it has joined, the store sets the key in which the other ranks look for failures. Before
-// that request, the other ranks do not know that the process exists, and wait until their time-out.
-// The will does not cover:
+// A process that tells the store its rank leaves a will in the same request (see
+// idist__store_request). If the process then ends before it has joined, the store sets the key in
+// which the other ranks look for failures. Before that request, the other ranks do not know that
+// the process exists, and wait until their time-out. The will does not cover:
 //
 //     a process that ends before its handshake with the store is complete, or never starts
 //     rank 0, whose process runs the store, for ranks that have not reached the store yet

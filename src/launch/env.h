@@ -56,7 +56,7 @@ typedef struct idist__config {
     const char *lone_method; // init method of a process that does not know its rank, or NULL
     idist_store *store;      // the caller's store, used instead of `meet`
     idist_store *drawn;      // the store at `meet` that assigned our rank; owned by the world
-    int listener;            // listening socket that rank 0 of a spawn inherits, or -1
+    int listener;            // rank 0's socket that already listens (spawn, PMI), or -1
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
     int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
@@ -79,7 +79,8 @@ typedef struct idist__config {
     const void *nccl_comm, *nccl_config, *xla_api;
     void *xla_client;
     char backends[128]; // the backends that the user asked for, or ""
-    // Where a rank reports that it has lost another rank. Later failures may only be consequences.
+    // Where a rank reports that it has lost another rank. A later failure of this rank may be only
+    // a consequence.
     int *lost;            // memory that a worker shares with its parent, or NULL
     char lost_file[1024]; // otherwise a file that the rank creates for its launcher, or ""
     idist_allocator mem;

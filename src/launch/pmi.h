@@ -101,7 +101,7 @@ static bool idist__pmi_connect(const char *port, const char *id, int64_t deadlin
     snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
     ok = pmi.fd >= 0 && idist__pmi_request(&pmi, text, "cmd=initack");
 
-    while (ok && !strstr(pmi.line, "debug=")) { // the last line of the answer
+    while (ok && !strstr(pmi.line, "debug=")) { // "debug=" is in the last line of the answer
         ok = idist__pmi_read_line(&pmi);
         if (sscanf(pmi.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
         if (sscanf(pmi.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;

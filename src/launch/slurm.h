@@ -155,7 +155,7 @@ static void idist__slurm_local_size(idist__config *config) {
 // Decides whether to use RANK and WORLD_SIZE inside a Slurm step, and sets *used. The variables may
 // come from an inner launcher such as torchrun, repeat Slurm's own numbers, or be left over from
 // elsewhere. If the variables repeat Slurm's numbers without the rest of torch's variables, Slurm
-// is the launcher. Unlike these variables, Slurm provides the local rank and the meeting place.
+// is the launcher, because Slurm also provides the local rank and the meeting place.
 static idist_status idist__slurm_check_env(bool *used) {
     int rank = 0, size = 1, slurm_rank = 0, slurm_size = 1, nodes = 1;
     const char *size_var = idist__slurm_size_var();

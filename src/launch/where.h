@@ -7,7 +7,7 @@
 //     init_method (or IDIST_INIT_METHOD)   ->  config->meet
 //     file:///path                             FILE, the path or path.GROUP
 //     tcp://239.x.y.z:port                     MULTICAST, named after world size, run and restart
-//     tcp://host:port                          LOCAL for a loopback host, otherwise TCP
+//     tcp://host:port                          LOCAL for loopback or one host, otherwise TCP
 //     env:// or none, MASTER_ADDR and _PORT    as for tcp://; TORCH if torchrun's agent serves
 //     none of these, one host                  LOCAL, named after the launcher's job
 //     none of these, hydra                     PMI
@@ -51,8 +51,8 @@ static bool idist__where_is_one_host(const idist__config *config) {
 }
 
 // Sets config->meet to a host and a port. Ranks that share a loopback address share a host and need
-// no TCP, so they meet at a local socket. The socket's name contains the port, the run and the
-// restart count, because two jobs may have the same port if nobody listens at it.
+// no TCP, so they meet at a local socket. No rank listens at the port, so two jobs may have the
+// same port. Therefore the socket's name also contains the run and the restart count.
 static void idist__where_tcp(idist__config *config, const char *host, int port) {
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     const char *run = idist__os_env("TORCHELASTIC_RUN_ID");

@@ -2,11 +2,12 @@
 //
 // MPI_Comm_free is collective, and MPICH 5 ends the program if the communicator still holds a
 // message that no rank has received. idist_free_group waits for nobody, and a member may fail the
-// group at the same time. So a member that frees a sound group sends FREED to the others. The
-// member frees the communicator when it has received FREED from all of them.
+// group at the same time. So a member that frees a group that has not failed sends FREED to the
+// others. The member frees the communicator when it has received FREED from all of them.
 //
-// If a group failed on any member, its communicator stays until the program ends. Its entry stays
-// until the world closes, because other members may still send messages about the group.
+// If a group failed on any member, its communicator stays until the program ends. The
+// communicator's entry in mpi->comms stays until the world closes, because other members may still
+// send messages about the group.
 #pragma once
 
 #include "base/mem.h"
@@ -20,8 +21,8 @@ static idist__mpi_comm **idist__comms_find(idist__mpi *mpi, uint64_t ctx) {
     return at;
 }
 
-// Counts a member that has freed the group; the last one frees the communicator. Returns false if
-// the group does not exist here yet.
+// Counts a member that has freed the group. After the last one, frees the communicator. Returns
+// false if the group does not exist here yet.
 static bool idist__comms_leave(idist__mpi *mpi, uint64_t ctx) {
     idist__mpi_comm **at = idist__comms_find(mpi, ctx), *c = *at;
 

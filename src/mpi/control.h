@@ -177,8 +177,8 @@ static void idist__control_keep(idist__mpi *mpi, int source, const idist__mpi_co
     *last = u;
 }
 
-// Receives the messages that other ranks sent before the last barrier. MPI frees a communicator
-// only when nothing is in flight on it.
+// Receives the messages that other ranks sent before the last barrier, because MPI frees a
+// communicator only when nothing is in flight on it.
 static void idist__control_drain(idist__mpi *mpi) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLOSE_MS);
     uint32_t expected = 0;

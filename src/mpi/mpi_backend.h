@@ -12,8 +12,8 @@
 #include "mpi/mpi_world.h"
 #include "mpi/mpi_group.h"
 
-// Runs a quick call in the default floating-point mode, because MPI reduces in the mode of the
-// calling thread.
+// Runs idist__mpi_coll_quick in the default floating-point mode, because MPI reduces in the mode of
+// the calling thread.
 static bool idist__mpi_backend_quick_in_mode(idist_group *g, const idist__call *call) {
     uint32_t mode = idist__mode_enter();
     bool done = idist__mpi_coll_quick(g, call);

@@ -12,15 +12,15 @@
 // A rank blocked inside MPI cannot be told of a failure. So no rank blocks before all have
 // committed to the call. A rank that has committed no longer leaves, not even at a deadline or
 // because of idist_abort. There is one exception: the rank leaves if another rank fails before
-// committing. If several threads of a rank make calls, the rank sets BUSY when it commits: before
-// this call, another thread may make a group and block in MPI.
+// committing. If several threads of a rank make calls, the rank sets BUSY when it commits, because
+// another thread may make a group, and block in MPI, before this call runs.
 //
 // Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit even if their data
 // was in the headers.
 //
 // The path of a collective. The state of an exchange belongs to the group and not to a task, so a
-// quick call that returns early loses nothing. The task that follows for the same call finds the
-// exchange in progress and continues it.
+// quick call (idist__mpi_coll_quick) that returns early loses nothing. The task that follows for
+// the same call finds the exchange in progress and continues it.
 //
 //     idist__call_locked
 //       |
@@ -242,8 +242,8 @@ static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idis
     return flags;
 }
 
-// Returns true if t binds and another collective of this rank has committed. Other ranks may block
-// in that collective before they enter t.
+// Returns true if t binds (idist__mpi_coll_binds) and another collective of this rank has
+// committed. Other ranks may block in that collective before they enter t.
 static bool idist__mpi_coll_must_wait(const idist__mpi *mpi, const idist__task *t) {
     const idist__task *other;
 

@@ -58,8 +58,8 @@ static void idist__mpi_error_find_lost(idist__mpi *mpi) {
 }
 
 // Fails a group in which a call of MPI failed. After a loss MPI may take a moment to find out which
-// rank is lost. Receiving may itself fail and call this function again; finding_lost ends the
-// recursion.
+// rank is lost, so this function keeps asking for up to IDIST__FIND_LOST_MS. Receiving may itself
+// fail and call this function again; finding_lost ends the recursion.
 static void idist__mpi_error_fail_group(idist__mpi *mpi, idist_group *g, const char *what,
                                         int error) {
     char cause[400];

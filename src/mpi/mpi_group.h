@@ -14,10 +14,10 @@
 #include "mpi/comms.h"
 
 // Finds or makes the communicator of a group. The communicators of the world and of a shrunk group
-// exist already; any other is made by its members alone. ULFM makes no communicator from one that
-// has a lost rank. So under ULFM the new communicator is made from the parent's, which has no lost
-// rank unless the parent has failed. Without ULFM it is made from a communicator of all ranks,
-// because MPICH 4.0 may crash in MPI_Comm_create_group on any other.
+// exist already; any other is made by its members alone. ULFM cannot make a communicator from one
+// that contains a lost rank. So under ULFM the new communicator is made from the parent's, which
+// has no lost rank unless the parent has failed. Without ULFM it is made from a communicator of all
+// ranks, because MPICH 4.0 may crash in MPI_Comm_create_group on any other.
 static int idist__mpi_group_comm(idist__mpi *mpi, const idist_group *g, MPI_Comm *comm) {
     MPI_Comm from;
     MPI_Group all, members;
@@ -143,7 +143,8 @@ static void idist__mpi_group_close(idist_group *g) {
         idist__mem_free(&g->w->cfg.mem, u);
     }
 
-    // Without fault tolerance, a failed world and its communicators end soon.
+    // No FREED is needed in a failed world without fault tolerance: it ends soon, and its
+    // communicators with it.
     if (g->status == IDIST_OK && g != &mpi->w->group &&
         (mpi->w->group.status == IDIST_OK || mpi->fault_tolerant)) {
         idist__comms_tell_freed(mpi, g);

@@ -39,10 +39,12 @@ static bool idist__mpi_life_is_asked(const idist__config *cfg) {
 }
 
 // Returns true if the user asked for MPI, a launcher of MPI started us, or the program uses MPI
-// itself. A rank and size from the user or from torchrun belong to another world.
+// itself. The last does not count if the rank and size come from elsewhere, for example from the
+// user or torchrun: then they belong to another world.
 static bool idist__mpi_life_is_meant(const idist__config *cfg, bool initialized) {
     static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
-    static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
+    // These have started MPI programs only if there are PMI variables.
+    static const char *const pmi_launchers[] = {"slurm", "flux", "none"};
     bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
 
     if (idist__mpi_life_is_asked(cfg) || cfg->mpi_comm) return true;
@@ -83,7 +85,8 @@ static idist_status idist__mpi_life_initialize(void) {
     return IDIST_OK;
 }
 
-// Rejects two communicators for which MPI itself would end the job, or fail later without a reason.
+// Rejects MPI_COMM_NULL and intercommunicators, for which MPI itself would end the job, or fail
+// later without a reason.
 static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
     int inter = 0;
 

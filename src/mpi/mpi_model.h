@@ -220,9 +220,8 @@ typedef struct idist__mpi {
     uint32_t wake_count; // a futex; sleepers wait until it changes
     int64_t poll_ns;     // latest pause between polls, or 0 to start over
 
-    // idist__control_progress and idist__mpi_engine_deliver. These are pointers because errors need
-    // the transport, which is defined in a later file, and the transport needs its handlers, which
-    // are defined later still.
+    // idist__control_progress and idist__mpi_engine_deliver. These are pointers because mpi_error.h
+    // calls `receive`, control.h calls `deliver`, and both functions are defined in later files.
     void (*receive)(struct idist__mpi *m);
     void (*deliver)(struct idist__mpi *m, int source, idist__mpi_control *control,
                     const void *payload);

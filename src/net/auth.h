@@ -12,10 +12,10 @@
 // being reflected to its sender. The nonces prevent replay. The tags cover version, role, rank and
 // job, so that none of these can be changed in transit. Nothing is encrypted.
 //
-// A stranger can make the server read at most 96 bytes, and allocate nothing. The server also
-// answers a hello that does not match, so that the client can report the difference. If a client's
-// connection ends before the last byte, the server had no slot for the client, which tries again;
-// see net/pending.h.
+// A stranger can make the server read at most 96 bytes, and cannot make it allocate memory. The
+// server also answers a hello that does not match, so that the client can report the difference. If
+// the connection ends before the last byte, the client tries again, because the server may have had
+// no slot for it; see net/pending.h.
 //
 // Neither side blocks: idist__auth_step continues as far as the socket allows.
 #pragma once
@@ -262,7 +262,7 @@ static idist_status idist__auth_next_of_client(idist__handshake *shake) {
     if (status != IDIST_OK) return status;
     status = idist__auth_check_tag(shake, "S", shake->in + IDIST__HELLO_BYTES);
 
-    if (status != IDIST_OK) { // the send buffer has space for the zeros
+    if (status != IDIST_OK) { // one write is enough: the send buffer has space
         memset(shake->out, 0, IDIST__AUTH_TAG_NBYTES);
         zeros.data = shake->out;
         zeros.nbytes = IDIST__AUTH_TAG_NBYTES;

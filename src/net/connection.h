@@ -62,8 +62,8 @@ static idist_status idist__connection_listen_everywhere(int port, const char *wh
 
 // Listens for other hosts at the address that this host advertises. IDIST_ADDR may give an address
 // that this host does not have, or a name that it cannot resolve or resolves to loopback. In these
-// cases, listens at the address that this host would advertise without IDIST_ADDR. Used by
-// processes that trust the network; a server with a secret listens on all addresses.
+// cases, listens at the address that this host would advertise without IDIST_ADDR. Used with
+// IDIST_INSECURE=1; a process with a secret listens on all addresses instead.
 static idist_status idist__connection_listen_beyond(const idist__own_address *own,
                                                     const idist__os_address *hint, int port,
                                                     const char *what, int *fd) {

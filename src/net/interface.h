@@ -5,11 +5,12 @@
 //   IDIST_ADDR            taken as it is. The value may also be a name or a router's address. This
 //                         host may not know the name, or may know it as a loopback address, because
 //                         installers write such a line into /etc/hosts.
-//   IDIST_SOCKET_IFNAME   the first address of an interface that the variable admits
+//   IDIST_SOCKET_IFNAME   (or NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME) the first address of an
+//                         interface that the variable admits
 //   the hint              an address of this host that another host is known to use, or that this
 //                         host uses to reach another host
-//   otherwise             the first address of an interface; interfaces of containers only if there
-//                         are no others
+//   otherwise             the first address of an interface; docker* and virbr* only if there are
+//                         no other interfaces
 //
 // Addresses of the hint's family come first. Other hosts cannot use loopback and link-local
 // addresses, so only IDIST_ADDR can name one.
@@ -77,8 +78,9 @@ static idist__interface_filter idist__interface_filter_of_user(void) {
 }
 
 // Finds the address by which this host reaches its own server, which listens on all addresses.
-// Chooses the address that other hosts use, so that the connection shows that address. Chooses
-// loopback if that address does not belong to this host, or is valid on one link only.
+// Chooses the address that other hosts use, because rank 0 later takes the local address of this
+// connection as its hint (see idist__records_store_address). Chooses loopback if that address does
+// not belong to this host, or is valid on one link only.
 static void idist__interface_reach_self(const idist__meet *server, char *ip, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
     int i, addresses, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);

@@ -1,4 +1,4 @@
-// os/beacon.h: a name that exists as long as its process, and wakes it
+// os/beacon.h: a name that exists as long as its process, and through which others wake it
 //
 // A process opens a beacon under a local name. The kernel removes the name when the process ends,
 // for whatever reason. Other processes need no connection to see this, or to wake the process while
@@ -21,9 +21,10 @@ IDIST__UNUSED static int idist__os_beacon_observer(void);
 
 // Makes a beacon readable. Never blocks.
 //
-// EAGAIN has two possible reasons. The queue of the beacon may be full; then the beacon is already
-// readable. Or the send buffer of our socket is full of datagrams that nobody has read yet (about
-// 280 of one byte each, over all beacons). In that case another socket can still send.
+// On Linux the send may fail with EAGAIN, for one of two reasons. The queue of the beacon may be
+// full; then the beacon is already readable. Or the send buffer of the observer is full of
+// datagrams that nobody has read yet (about 280 of one byte each, over all beacons). Then a new
+// socket can still send, so this function tries one.
 IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_address *address);
 
 // Checks a beacon without waking its process. Returns 0 if the beacon is open, ECONNREFUSED if it

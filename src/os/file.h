@@ -11,9 +11,9 @@
 // them with idist__os_file_close.
 //
 // A lock belongs to the open file, not to the process, so the ranks of one process can exclude each
-// other. The lock ends when the last descriptor of the open file is closed, at the latest when the
-// process dies. The locked byte need not exist. macOS and Windows have such locks in flock and
-// LockFileEx.
+// other. The lock ends when the last descriptor of the open file is closed. The kernel closes the
+// descriptors of a process that dies. The locked byte need not exist. Windows has such locks
+// (LockFileEx). On macOS, a lock of flock also belongs to the open file, but covers the whole file.
 //------------------------------------------------------------------------------
 
 typedef enum idist__os_file_mode {
@@ -29,8 +29,8 @@ typedef enum idist__os_file_lock {
     IDIST__OS_FILE_LOCKED // another open file has the lock
 } idist__os_file_lock;
 
-// Opens a file. Returns IDIST__OS_NO_FILE on failure. If the path is a pipe, blocks until the pipe
-// has a writer.
+// Opens a file. Returns IDIST__OS_NO_FILE on failure. In mode READ, blocks on a named pipe until
+// the pipe has a writer.
 static idist__os_file idist__os_file_open(const char *path, idist__os_file_mode mode);
 
 // Closes a file, if it is open, and sets it to IDIST__OS_NO_FILE. Returns false if an earlier write

@@ -64,8 +64,9 @@ IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void);
 // unknown.
 IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name);
 
-// Adapts a TCP socket after some bytes have been exchanged. If the peer is far away, restores the
-// system's congestion control, because BBR copes with losses on long paths.
+// Adapts a TCP socket after some bytes have been exchanged. Until then another congestion control
+// replaces the system's BBR. If the peer is far away, restores BBR, which copes with losses on long
+// paths.
 IDIST__UNUSED static void idist__os_socket_measured(int fd);
 
 // Returns a socket that listens at an address, or -1. EADDRINUSE means that another socket listens

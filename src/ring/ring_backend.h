@@ -30,9 +30,9 @@
 //------------------------------------------------------------------------------
 // leaving the other ranks
 //
-// In order: after the last barrier, every rank sends BYE and waits until all of its frames are
-// written. On TCP, closing a connection with unread bytes could destroy data that the peer has not
-// read yet. On TCP the rank therefore also waits for the peer's BYE.
+// After the last barrier: every rank sends BYE and waits until all of its frames are written. On
+// TCP, closing a connection that holds unread input could destroy output that the peer has not read
+// yet. So on TCP the rank also waits for the peer's BYE.
 //
 // After a failure of the world: every rank also sends BYE, with the reason. In groups that the
 // failure does not concern, the other ranks can still finish the calls that the leaving rank has
@@ -56,8 +56,8 @@ static bool idist__close_discard(int fd) {
     return idist__os_socket_at_end(fd);
 }
 
-// Fills a poll set with the connections that the peers have not closed yet. Returns the number of
-// entries.
+// Ends our side of the connections, and discards the data that has arrived. Fills a poll set with
+// the connections that the peers have not closed yet. Returns the number of entries.
 static int idist__close_polls(const idist__ring *ring, idist__os_poll_entry *entries) {
     int i, k, count = 0;
 

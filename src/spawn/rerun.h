@@ -2,8 +2,8 @@
 //
 // A program that has threads or uses a device cannot continue in a forked child. With start_method
 // "exec", a worker executes the program again, with unchanged arguments and one more variable,
-// IDIST_SPAWN=call,worker,descriptor,pid. The program runs to the call of idist_spawn with this
-// number and becomes the worker there. Earlier calls of idist_spawn return immediately.
+// IDIST_SPAWN=call,worker,descriptor,pid. The program runs up to the call of idist_spawn with the
+// number `call`, and becomes the worker there. Earlier calls of idist_spawn return immediately.
 #pragma once
 
 #include "os/process.h"
@@ -17,7 +17,7 @@ static int idist__rerun_call_count; // calls of idist_spawn_start in this proces
 
 // The data that a worker needs to execute the program again. The parent prepares the data before
 // the fork. After the fork only simple system calls are allowed, because another thread may have
-// held any lock.
+// held a lock, such as malloc's, during the fork.
 typedef struct idist__rerun {
     char path[4096];
     char variable[80]; // IDIST_SPAWN=..., see idist__rerun_find

@@ -6,7 +6,7 @@
 //     idist_spawn_start
 //       idist__start_check      arguments
 //       idist__start_config     the configuration of worker 0
-//       idist__start_all        (in an executed worker: idist__rerun_worker, which ends there)
+//       idist__start_all        (in a worker that is executed again: idist__rerun_worker instead)
 //         idist__start_prepare    meeting point, shared memory, tables
 //         idist__start_fork       each worker
 #pragma once
@@ -198,7 +198,8 @@ static void idist__start_free(idist_workers *spawn) {
 }
 
 // Fills in the configuration of worker 0. On one host the configuration is first filled in as for a
-// world of one rank. The workers need no rendezvous, because spawn creates their meeting point.
+// world of one rank, which needs no meeting place. idist__start_meeting_point creates the meeting
+// point of the workers.
 static idist_status idist__start_config(idist_workers *spawn, const idist_desc *d) {
     idist_desc alone = *d;
     int nnodes = d->nnodes > 1 ? d->nnodes : 1;

@@ -52,7 +52,7 @@ static const char idist__worker_magic[8] = {'I', 'D', 'S', 'P', 'A', 'W', 'N', '
 
 typedef struct idist__worker {
     idist__os_process process;
-    int watch_fd; // -1 if the kernel has no such descriptors, or the worker was reaped
+    int watch_fd; // from idist__os_process_watch; -1 if there is none, or the worker was reaped
     bool ended;
     bool lost; // the program itself reaped the worker, so it is unknown how the worker ended
     bool late; // the executed program did not reach its call of idist_spawn in time

@@ -452,15 +452,15 @@ static idist_status idist__client_no_secret(const char *address_text) {
 }
 
 // Performs the handshake of a new connection. Sets *retry if the server closed the connection,
-// because it was full or has just ended. *give_up_ns is the time when such retries end, or 0 as
-// long as no server has closed a connection.
+// because the server may have been full or may have just ended. *give_up_ns is the time when such
+// retries end, or 0 as long as no server has closed a connection.
 static idist_status idist__client_handshake(idist__client_store *client, const uint8_t key[32],
                                             int64_t deadline_ns, int64_t *give_up_ns, bool *retry) {
     int64_t own_deadline_ns = idist__os_clock_deadline(IDIST__PENDING_MS);
     idist__handshake handshake;
     idist_status status;
 
-    // Our own server answers immediately or never.
+    // A server in this process answers immediately or never.
     if (client->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
     idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
     idist__auth_set_secrecy(&handshake, client->secrecy);
@@ -590,7 +590,7 @@ static idist_status idist__client_find(idist__client_store *client,
 // Where the server listens, and which clients it admits.
 typedef struct idist__client_serving {
     const idist__meet *at;
-    int listener; // socket from spawn that already listens, or -1
+    int listener; // socket that already listens (from idist_spawn or PMI), or -1
     const uint8_t *key;
     int secrecy; // IDIST__SECRECY_*
 } idist__client_serving;

@@ -20,10 +20,11 @@
 //   - A process that finds byte 1 locked holds byte 2 until it gets byte 1. A client in a busy loop
 //     checks byte 2 every few milliseconds and lets the waiting process go first.
 //
-// The record of a will has a key of 9 bytes: a zero byte and a u64. The u64 is the offset of a byte
-// that the owner of the will keeps locked. The value contains the key and the value to set: u32
-// key_nbytes, key, value. When the lock on that byte is released, the next process that makes or
-// repeats a request executes the will. All records of one request are committed together.
+// The record of a will (see idist__store_request) has a key of 9 bytes: a zero byte and a u64. The
+// u64 is the offset of a byte that the owner of the will keeps locked. The value contains the key
+// and the value to set: u32 key_nbytes, key, value. When the lock on that byte is released, the
+// next process that makes or repeats a request executes the will. All records of one request are
+// committed together.
 #pragma once
 
 #include "os/clock.h"

@@ -311,7 +311,7 @@ static void idist__server_accept(idist__server *server) {
 }
 
 // Turns a connection whose handshake is complete into a client. Closes the connection if the server
-// is full.
+// is full or out of memory.
 static void idist__server_admit(idist__server *server, idist__handshake *handshake) {
     idist__server_client *client = NULL;
 

@@ -387,8 +387,8 @@ IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const ch
 }
 
 // Adds 1 to the number of a key and leaves a will, see idist__store_request. If `sum` is NULL, does
-// not wait for the sum. In that case the server must be ours, and idist__store_posted_sum returns
-// the sum after the next request has been answered.
+// not wait for the sum. In that case the store must be a client of idist's own server, not of
+// torch's. idist__store_posted_sum then returns the sum after the next request has been answered.
 IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const char *key,
                                                      const char *will_key, const void *will,
                                                      size_t nbytes, int64_t *sum) {

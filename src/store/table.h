@@ -107,7 +107,7 @@ typedef struct idist__blob {
 // leaves a will in one step, so that no process can die between the two. The last '%' in the will's
 // key stands for the sum.
 typedef struct idist__store_request {
-    int op;          // see IDIST__STORE_SET
+    int op;          // IDIST__STORE_*
     idist__blob key; // for operations on one key
     idist__blob a;   // SET: the value; COMPARE_SET: the expected value; CLAIM: the will's key
     idist__blob b;   // COMPARE_SET: the desired value; CLAIM: the will's value
@@ -118,7 +118,7 @@ typedef struct idist__store_request {
     size_t capacity;
     size_t nbytes;        // size of the value, even if it does not fit
     bool flag;            // CHECK: all keys exist; DELETE: the key existed
-    bool posted;          // SET, ADD, CLAIM: do not wait for an answer
+    bool posted;          // SET, CLAIM: do not wait for an answer
     int64_t deadline_ns;  // for GET and WAIT
     int64_t answer_by_ns; // latest time for the server's answer, 0 if unlimited
 } idist__store_request;
@@ -140,7 +140,7 @@ typedef struct idist__table {
 // A store. Each kind of store has its own functions, and its own data behind `impl`.
 struct idist_store {
     idist_status (*run)(idist_store *store,
-                        idist__store_request *req); // blocks until the request's deadline
+                        idist__store_request *req); // may block until the request's deadline
     void (*close)(idist_store *store);              // frees impl
     idist_allocator mem;
     int timeout_ms;       // default for calls without a time-out

@@ -1,9 +1,9 @@
 // store/wire.h: the protocol between client and server, the same as torch's TCPStore
 //
-// A request is one byte for the operation (see IDIST__STORE_SET), followed by the fields of the
-// operation. Numbers are in the client's byte order. A string is a u64 length followed by its
-// bytes. Every key begins with '/'. A connection begins with VALIDATE and a magic number. A client
-// sends WAIT before each GET.
+// A request is one byte for the operation (IDIST__STORE_*, see store/table.h), followed by the
+// fields of the operation. Numbers are in the client's byte order. A string is a u64 length
+// followed by its bytes. Every key begins with '/'. A connection begins with VALIDATE and a magic
+// number. A client of torch's server sends WAIT before each GET.
 //
 //     operation            fields                     answer
 //     VALIDATE             u32 magic                  -
@@ -17,9 +17,10 @@
 //     DELETE               key                        i64: 1 deleted, 0 there was none
 //     CANCEL_WAIT          -                          u8 1, or none if the WAIT was answered
 //
-// Our own server also accepts these requests:
+// Our own server also accepts these requests. AWAIT_VALUE replaces WAIT and GET. For CLAIM and
+// wills, see idist__store_request.
 //
-//     CLAIM                key, key, value            i64 sum
+//     CLAIM                key, will key, will value  i64 sum
 //     AWAIT_VALUE          key                        u8 as for WAIT, then value if u8 is 0
 //     DROP_WILL            -                          -
 #pragma once

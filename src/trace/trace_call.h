@@ -21,9 +21,9 @@
 // what the library adds to the timeline
 //
 // These are the functions of idist__tracer, which core/call.h calls. A blocking call becomes a
-// begin and an end on its thread's track. A request becomes an event in a lane. The function
-// idist__trace_call_record begins the event of the request. idist__trace_call_done ends the event,
-// in the thread that completes the request.
+// begin and an end on its thread's track. A request becomes an event in a lane, which is a track
+// for operations in flight (trace_track.h). The function idist__trace_call_record begins the event
+// of the request. idist__trace_call_done ends the event, in the thread that completes the request.
 //------------------------------------------------------------------------------
 
 // Writes the args of a call's event:
@@ -135,7 +135,7 @@ static idist_status idist__trace_call_blocking_call(idist_group *g, const idist_
 }
 
 // Runs a communication call and records it. Used for every communication call except sendrecv. A
-// call on a stream without a request has no lane, because nobody waits for it.
+// call on a device stream without a request has no lane, because no thread waits for its end.
 static idist_status idist__trace_call_record(idist_group *g, const idist__call *call,
                                              const idist_opts *opts) {
     idist__task *t;

@@ -138,7 +138,7 @@ static void idist__trace_track_enter(const char *category, const char *name, con
 }
 
 // Records an end event for the last begin of this thread, or for the operation in `lane` if `lane`
-// is not NULL. `status` is "" for marks, which have no status.
+// is not NULL. `status` is "" for the events that the program adds, which have no status.
 static void idist__trace_track_leave(const idist__lane *lane, const char *status) {
     struct idist__trace_thread *me = &idist__trace_me;
     int pid = lane ? lane->pid : me->rank->pid, tid = lane ? lane->tid : me->tid;

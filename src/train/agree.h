@@ -47,8 +47,8 @@ static idist_status idist__agree_enter(const char *name, const idist_opts *opts,
     return status;
 }
 
-// Returns the status of the first rank whose `mine` is not IDIST_OK, and sets the text of that
-// rank's failure. Returns IDIST_OK if there is no such rank. Collective.
+// Returns the status of the first rank whose `mine` is not IDIST_OK, and sets the error text to
+// that rank's. Returns IDIST_OK if there is no such rank. Collective.
 static idist_status idist__agree(idist_status mine, const idist_opts *opts) {
     idist__agree_failure failure;
     int rank = idist_group_rank(opts->group);

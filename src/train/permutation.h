@@ -97,12 +97,12 @@ static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
     indices[i] = kept;
 }
 
-// The number of indices from which PyTorch 2.6 draws 64 bits per index. With that many indices, the
-// remainder of a 32-bit number would visibly favor some of them.
+// For this number of indices or more, PyTorch 2.6 draws 64 bits per index, because the remainder of
+// a 32-bit number would visibly favor some indices.
 static const size_t IDIST__RANDOM_LARGE = UINT32_MAX / 20;
 
 // Makes a permutation by the "inside-out" shuffle, which fills `indices` as it goes. Stores each
-// new index at a random position, at most its own, and moves the index that was there to the end.
+// new index i at a random position from 0 to i, and moves the index that was there to position i.
 static void idist__permutation_make_large(size_t *indices, size_t count, idist__twister *twister) {
     size_t i;
 

@@ -41,7 +41,7 @@ struct idist_sampler {
 };
 
 // Calls order_fn. Returns false if order_fn throws an exception; in that case idist_last_error
-// returns its text.
+// returns the exception's text.
 IDIST__NOINLINE static bool idist__sampler_call_order(const idist_sampler_desc *desc,
                                                       size_t *indices, uint64_t epoch, int run) {
     IDIST__TRY(desc->order_fn(indices, desc->length, epoch, run, desc->arg));
@@ -92,8 +92,8 @@ static size_t idist__sampler_share(const idist_sampler_desc *desc, size_t replic
 
 // Returns the number of samples that are done: `processed` samples before the shares were dealt
 // out, and `position` samples of each rank's share. A complete share completes the epoch, including
-// a remainder that does not divide evenly. The result is at most the length, because some samples
-// may have been dealt out twice.
+// a remainder that does not divide evenly. The result is limited to the length, because some
+// samples may have been dealt out twice.
 static size_t idist__sampler_done(const idist_sampler_desc *desc, size_t replicas, size_t processed,
                                   size_t position) {
     size_t done = processed + position * replicas;

@@ -1,7 +1,7 @@
 // train/schedule.h: values that follow the step, such as the learning rate
 //
-// The functions log, exp and sin would need -lm. The series here are so long that their next term
-// would be below the last bit of a double.
+// The functions log, exp and sin would need -lm, so this file sums series instead. The series are
+// so long that their next term would be below the last bit of a double.
 #pragma once
 
 #include "base/fail.h"
@@ -132,8 +132,8 @@ static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_
         return false;
     if (!schedule->warmup_steps) return true;
 
-    // If the rise is short, it ends before the first step, and the value at that step is not
-    // `begin`.
+    // The warm-up ends at the value of step 0, which is not `begin` if the rise is so short that it
+    // ends before step 0.
     return idist__schedule_is_finite(idist__schedule_main(schedule, 0) - schedule->warmup);
 }
 

@@ -19,7 +19,8 @@ for library in ${LIBRARIES:-$MPI_LIBRARIES}; do
     mpi_cc "$library" -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/mpi_overhead.c -o "$program" ||
         exit 1
     for n in ${RANKS:-2 4}; do
-        # The collectives of both versions of MPICH take milliseconds if ranks outnumber cores.
+        # The collectives of both versions of MPICH take milliseconds if ranks outnumber cores, so
+        # these cases are skipped.
         case $library in mpich*) [ "$n" -gt "$(nproc)" ] && continue ;; esac
         mpi_run_command "$library" "$n"
         timeout -k 5 120 "${MPI_RUN[@]}" "$program" >build/bench/mpi.out || failed=1

@@ -11,7 +11,7 @@
 #     tests/bench/bench_net.sh report                   # the last run's report again
 #
 # From the environment:
-#     PARTS      rate       links of RATE: the part of the bandwidth that is used
+#     PARTS      rate       links of RATE: shows the share of the bandwidth that is used
 #                free       links without a limit
 #                small      small calls
 #                loopback   TCP on one host; also rate (see bench_peers.sh), except for gloo

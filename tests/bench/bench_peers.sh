@@ -80,7 +80,7 @@ build() { # PROGRAM COMPILER ARGS...: if the program is older than its sources
 }
 
 build_mpi_of() { \
-    # LIBRARY: from a virtual environment, whose compiler wrappers contain fixed paths
+    # LIBRARY: with cc, because the wrappers of a virtual environment contain fixed paths
     local v=$PEERS/$1
     build "peer_$1" cc tests/bench/peer_mpi.c -I"$v/include" "$v/lib/libmpi.so" -Wl,-rpath,"$v/lib"
 }
@@ -149,7 +149,7 @@ run() {
         [ $over = 1 ] && command+=(--mca mpi_yield_when_idle 1)
         command+=("$OUT/peer_openmpi4") ;;
     openmpi5)
-        # The same settings were also tried.
+        # The settings that were tried for openmpi4 were tried here, too.
         command=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH="$v/bin:$PATH"
             LD_LIBRARY_PATH="$v/lib"
             "$v/bin/mpirun" -np "$n" --bind-to none --map-by :OVERSUBSCRIBE)

@@ -17,8 +17,8 @@ export IDIST_BIND=core IDIST_LOG=error
 cc -O2 -DIDIST_IMPLEMENTATION examples/apps/cifar10/main.c -o "$WORK/cifar10"
 cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/ddp_overhead.c -o "$WORK/ddp_overhead"
 
-# way NAME RANKS OPTIONS...: appends the images per second and the share of time spent waiting, for
-# each epoch, to a file of that name
+# way NAME RANKS OPTIONS...: appends the images per second and the share of time spent waiting to a
+# file of that name, for each epoch except the first
 way() {
     local name=$1 ranks=$2
     shift 2

@@ -6,10 +6,10 @@
 // The gradients have one size, or the sizes of ResNet-18. The ways are:
 //
 //     all_reduces    one call after the other
-//     wait           ddp laid the gradients out, and idist_ddp_wait does everything
+//     wait           idist_ddp allocates the gradients, and idist_ddp_wait does everything
 //     requests       all_reduces, all except the last as requests, as in a program that computes
 //                    meanwhile
-//     ready          ddp after idist_ddp_ready for each gradient, which makes such requests
+//     ready          as wait, after idist_ddp_ready for each gradient, which makes such requests
 //     scattered      the gradients are separate in the program's memory; with idist_ddp_wait alone,
 //                    and with idist_ddp_ready
 //
@@ -84,8 +84,8 @@ static bool all_are(const float *x, size_t count, float value) {
     return true;
 }
 
-// Runs one way once. `ddp` is NULL for the bare calls. Returns the time in microseconds, or a
-// negative number on failure.
+// Runs one way once. `ddp` is NULL for the ways that call all_reduce directly. Returns the time in
+// microseconds, or a negative number on failure.
 static double once(int way, idist_ddp *ddp, float *const *bare, const size_t *counts, int n,
                    int n_buckets) {
     if (idist_barrier(NULL) != IDIST_OK) return -1;

@@ -4,7 +4,8 @@
 //     build/idist_perf -op all_reduce -n 4 -b 4 -e 64M -f 4          # 4 processes on this host
 //     torchrun --nproc-per-node 4 --no-python build/idist_perf ...   # or under any launcher
 //
-// Sizes and bandwidths follow nccl-tests. S is the total size of the larger buffer over all ranks:
+// Sizes and bandwidths follow nccl-tests. S is the size of the larger buffer of a rank, at the root
+// if there is one:
 //
 //     all_reduce, reduce, broadcast, scan, sendrecv     S = count * size of the type
 //     all other operations (count is per rank)          S = count * size of the type * ranks

@@ -1,5 +1,5 @@
-// mpi_overhead.c - measures what idist adds to an MPI call. Both run in one process and take
-// turns (make bench-mpi).
+// mpi_overhead.c - measures what idist adds to an MPI call. MPI and idist run in one process and
+// take turns (make bench-mpi).
 //
 // There are three ways to call: MPI_Allreduce; idist_all_reduce in a world with IDIST_CHECK=0,
 // which makes the same MPI call; and idist_all_reduce in a world that compares every call. All

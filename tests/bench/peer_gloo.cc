@@ -12,9 +12,9 @@
 // gloo has two generations of algorithms. The older generation uses connections in synchronous mode
 // and is measured where it has the operation. With 2 ranks its all_reduce of 4 bytes takes 19 us.
 // The newer generation takes 95 to 120 us (ring or bcube). Connections are polled if every rank has
-// its own cpu. Otherwise they sleep, because polling would take 15 ms. The chunked ring
-// was tried as well and is slower than halving and doubling at any size. Only the newer generation
-// has all_to_all.
+// its own cpu. Otherwise they sleep, because a polled call would take 15 ms. The chunked ring was
+// tried as well and is slower than halving and doubling at any size. Only the newer generation has
+// all_to_all.
 #include <memory>
 #include <sstream>
 #include <stdexcept>

@@ -6,7 +6,7 @@
 // the same way for all programs: sizes, buffers, the check, pinning, warm-up, number of iterations,
 // clock and output.
 //
-//     bytes      as in nccl-tests: the total size of the larger buffer over all ranks.
+//     bytes      as in nccl-tests: the size of the larger buffer of a rank.
 //     count      number of elements of a call in all_reduce, broadcast and sendrecv. In all_gather,
 //                reduce_scatter and all_to_all count is per rank, and a call has count * ranks
 //                elements. count is at least one. A size with the same count as the previous size
@@ -196,7 +196,7 @@ static int rule_parse_modes(rule_options *o, const char *text) {
     }
 }
 
-// Takes one option. Returns -1 if the option is not one of these or if its value is invalid.
+// Takes one option. Returns -1 if the option is unknown or its value is invalid.
 static int rule_option(rule_options *o, const char *name, const char *text) {
     int number = atoi(text);
     if (strcmp(name, "-s") == 0) return rule_parse_sizes(o, text);

@@ -2,8 +2,8 @@
 # tune.sh - finds the size at which the algorithm with few steps and the algorithm with few bytes
 # take equally long (make tune)
 #
-# Measures each operation with IDIST_ALGO=latency and =bandwidth in turn. Prints the contribution of
-# one rank from which the bandwidth algorithm stays faster, and the limit in the table of
+# Measures each operation with IDIST_ALGO=latency and =bandwidth in turn. Prints the size of one
+# rank's contribution from which on the bandwidth algorithm is faster, and the limit in the table of
 # src/ring/algo/choose.h (idist__choose_table), which idist uses for up to 8 ranks of one host.
 # Between hosts idist computes the limit from the network, see idist__choose_limit in that file.
 #

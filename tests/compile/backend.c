@@ -1,5 +1,5 @@
-// backend.c - a third-party backend, outside the library, written only against the contract above
-// struct idist_backend_api.
+// backend.c - a third-party backend, outside the library, written only against the contract in the
+// comment above struct idist_backend_api in src/core/model.h.
 //
 // The backend's ranks are threads of one process that meet at a table. It supports barriers and
 // reductions, one call after the other. Every other call must return IDIST_ERR_UNSUPPORTED, and the
@@ -296,8 +296,8 @@ static void *rank_main(void *arg) {
     EXPECT(idist_split(world, rank % 2, 0, &half) != IDIST_OK);
     EXPECT(!idist_barrier(&opts));
 
-    // Rank 1 does not take part. The rank that times out first names it, and the other ranks report
-    // the same cause.
+    // Rank 1 does not take part. The rank that times out first names rank 1, and the other ranks
+    // report the same cause.
     opts.timeout_ms = 300;
     while (rank == 1 && __atomic_load_n(&n_failed, __ATOMIC_ACQUIRE) < N_RANKS - 1) tap_sleep_ms(1);
     idist_status status = rank == 1
@@ -338,8 +338,8 @@ static idist_status spare_claim(idist__config *config, const char **why) {
     return IDIST_ERR_NO_BACKEND;
 }
 
-// Checks backend names that are registered, names that are not, and more backends than any program
-// has.
+// Checks backend names that are registered and names that are not. Registers more backends than any
+// program has.
 static void names(void) {
     static const char *const hints[][2] = {{"gloo", "idist_ring.h"}, {"ring", "idist_ring.h"},
                                            {"mpi", "idist_mpi.h"},   {"nccl", "idist_nccl.h"},

@@ -22,7 +22,7 @@ export IDIST_TEST_QUICK=1 IDIST_TEST_SLOW=4
 
 # Computes sums of every dtype in a world that a launcher started, or with `world N` in a world that
 # it spawns. The emulator is slow if there are more threads than cores, so the threads of tests/dist
-# would not meet in time. The ranks of this program are processes.
+# would not meet in time. Therefore the ranks of this program are processes.
 cat >"$WORK/world.c" <<'END'
 #include "idist.h"
 #include <stdio.h>

@@ -5,7 +5,8 @@
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
-# gcc-multilib, which has the folder asm, cannot be installed beside a cross compiler.
+# gcc-multilib, which has the folder asm, cannot be installed beside a cross compiler. So the native
+# headers' folder asm is used.
 m32=(-m32 -isystem "/usr/include/$(uname -m)-linux-gnu")
 printf '#include <stdio.h>\nint main(void) { return 0; }\n' >"$WORK/try.c"
 { gcc "${m32[@]}" "$WORK/try.c" -o "$WORK/try" && "$WORK/try"; } >/dev/null 2>&1 || {
@@ -106,9 +107,8 @@ echo '#error "sys/random.h is not there"' >"$WORK/old/sys/random.h"
 
 printf '#define IDIST_IMPLEMENTATION\n#include "idist_train.h"\n' >"$WORK/impl.c"
 cp "$WORK/impl.c" "$WORK/impl.cpp"
-# ID COMPILER FLAGS: compile the headers' own code with every kind of number. One build is
-# optimized, for the warnings that need the optimizer. The other builds differ only in the front
-# end.
+# ID COMPILER FLAGS: compile the headers with a time_t of 32 or 64 bits. One build is optimized, for
+# the warnings that need the optimizer. The other builds differ only in the front end.
 plan="gcc gcc -std=gnu11 -O2 impl.c
 gcc-time64 gcc -std=c99 ${NOT_OPTIMIZED[*]} ${time64[*]} impl.c
 g++ g++ -std=c++11 ${NOT_OPTIMIZED[*]} impl.cpp
@@ -137,7 +137,7 @@ program() { # program ID FILE FLAGS...
     later "$id" 100 gcc -std=gnu11 "${NOT_OPTIMIZED[@]}" -Wall -Wextra -Werror "${m32[@]}" "$@" \
         -I. -Itests/lib "$file" -o "$WORK/$id" -pthread
 }
-program types tests/unit/types.c -O1 -DIDIST_IMPLEMENTATION # with the floats of this processor
+program types tests/unit/types.c -O1 -DIDIST_IMPLEMENTATION # with the x87 floats of a 32-bit build
 program sampler tests/unit/sampler.c
 program p2p tests/dist/p2p.c "${time64[@]}" -DIDIST_IMPLEMENTATION
 

@@ -14,8 +14,8 @@ mkdir "$headers" && cp "$root"/idist*.h "$root/idist.hpp" "$headers" || exit 1
 # Variables of a launcher or of the user must not reach the programs.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_RANK \
     IDIST_WORLD_SIZE IDIST_BACKEND
-# Nothing here depends on the optimizer. Without the attribute optimize("O3") of the reductions gcc
-# needs half as long.
+# Nothing here depends on the optimizer, so -Doptimize(level)= removes the attribute optimize("O3")
+# of the reductions. gcc then needs half as long.
 warn="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -Doptimize(level)="
 limit="timeout -k 5 ${IDIST_COMPILE_LIMIT:-300}"
 number=0
@@ -301,10 +301,10 @@ standard() { # standard COMPILER STD EXTENSION
 # arrangements in one file
 #------------------------------------------------------------------------------
 
-# COMPILER STD PROGRAM EXTENSION TEXT. Strict C hides POSIX after the first system header, and the
-# API alone includes three, so "API first" needs a gnu standard. Each arrangement is built and run
-# once. Other compilers only check the syntax, because the arrangement does not affect the later
-# stages. IDIST_TEST_FULL=1 builds and runs all of them.
+# COMPILER STD PROGRAM EXTENSION TEXT. With -std=c99 the first system header hides POSIX, and the
+# API alone includes three system headers. So in C, "API first" needs a gnu standard. gcc builds and
+# runs each arrangement. The other compilers only check the syntax, because the arrangement does not
+# affect the later stages. IDIST_TEST_FULL=1 builds and runs all of them.
 arrangements="gcc c99 single c one file
 clang++ c++11 single cpp one file
 gcc gnu11 api_then_impl c API first, then the implementation, each twice

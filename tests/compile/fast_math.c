@@ -22,8 +22,8 @@ static void tell(const char *what, const char *which, idist__isa isa) {
     digest = UINT64_C(0xcbf29ce484222325);
 }
 
-// Converts every code, and floats around every border between two codes, in both directions. Each
-// count leaves a remainder after the last full vector.
+// Widens every code, and narrows floats around every border between two codes. Each count leaves a
+// remainder after the last full vector.
 static void conversions(idist_dtype dtype, idist__isa isa) {
     enum { N = 65536 + 13 };
     static uint16_t codes[N];

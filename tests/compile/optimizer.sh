@@ -5,7 +5,7 @@
 # C++, so g++ compiles only one level.
 #
 # Other scripts cover the remaining levels. Most tests are linked with idist.h compiled at -O1, and
-# make compiles that object with the same warnings. Nearly all of clang's warnings do not need its
+# make compiles that object with the same warnings. Hardly any of clang's warnings need its
 # optimizer, and compile.sh and bits32.sh compile the headers at -O0 with each compiler. vendor.sh
 # compiles idist.h alone with the same warnings, with gcc at -O3, and with both compilers at -Os and
 # with LTO. IDIST_TEST_FULL=1 compiles at all levels with each compiler.

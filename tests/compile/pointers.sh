@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # pointers.sh - checks that counts and displacements of type int, as MPI takes them, do not compile,
-# in C or in C++, without any option. A pointer to int must not compile either where a call stores a
-# size_t or a bool. Right code must compile without a warning: NULL, compound literals, and pointers
-# to the functions.
+# in C or in C++, without any option. Nor must a pointer to int compile where a call stores a size_t
+# or a bool. Correct code must compile without a warning: NULL, compound literals, and pointers to
+# the functions.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -73,7 +73,7 @@ for entry in $languages; do
     wrong='' refused='' n=0
     while read -r function what call; do
         [ -n "$function" ] || continue
-        # nvcc takes a second for each call, and it always uses the C++ parser
+        # nvcc takes a second for each call and always uses the C++ parser, so two calls are enough
         [ "$compiler" != nvcc ] || [ "$function" = gatherv ] || continue
         n=$((n + 1))
         case $what in FLAG) bad='mark' good='flag' ;; *) bad='(int *)mark' good='sizes' ;; esac
@@ -88,8 +88,8 @@ for entry in $languages; do
     ok $? "$name: a size_t or a bool is not" || { echo "$refused" && cat "$WORK/log"; } | diag
 done
 
-# All right calls, in a program that has the implementation in the same file, before or after the
-# API.
+# Compiles all the correct calls in a program whose file also has the implementation, before or
+# after the API.
 cat >"$WORK/right.c" <<'END'
 #ifdef AFTER
 #include "idist.h"
@@ -145,7 +145,7 @@ END
 for entry in gcc:c99:c gcc:gnu17:c clang:gnu11:c g++:c++11:cpp; do
     for order in BEFORE AFTER; do
         IFS=: read -r compiler std ext <<<"$entry"
-        # Strict C hides POSIX after the first system header.
+        # With -std=c99 the first system header hides POSIX, so the implementation must come first.
         [ "$order-$std" != AFTER-c99 ] || continue
         name="$compiler -std=$std, implementation ${order,,} the API"
         command -v "$compiler" >/dev/null || { skip "$name" "no $compiler" && continue; }

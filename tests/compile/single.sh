@@ -97,7 +97,7 @@ for source in "$SINGLE"/examples/[0-9]*.c "$SINGLE"/examples/apps/*/main.c; do
     [[ $name == *_mpi || $name == *_gpu_* || $name == *_xla_* ]] && continue # other headers
     names="$names $name"
     flags=-D_GNU_SOURCE # examples link with one copy of the implementation
-    [ "$name" = cifar10 ] && flags=-DIDIST_IMPLEMENTATION # has its <time.h>
+    [ "$name" = cifar10 ] && flags=-DIDIST_IMPLEMENTATION # uses <time.h> of the implementation
     later "$name" 100 cc "${NOT_OPTIMIZED[@]}" $flags -Wall -Wextra -Werror \
         -c "$source" -o "$WORK/$name.o"
 done

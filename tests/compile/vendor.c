@@ -3,10 +3,10 @@
 // This file is compiled as a program, as one of two shared libraries, or as the program that uses
 // both libraries. Each library contains its own copy of idist.
 //
-//     -DPROGRAM            two ranks by idist_spawn, with idist.o beside it
+//     -DPROGRAM            two ranks by idist_spawn, linked with idist.o
 //     -DLIBRARY=a, =b      a_start, a_step, a_stop, ... and no other visible symbol
 //     -DBOTH               main: `both plain`, `addresses`, `threads`, `lost` or `spawn`
-//     -DPLUGIN             main: loads and unloads the library `a` at this path many times
+//     -DPLUGIN             main: loads and unloads library `a` many times; its path is argv[1]
 //     -DFORKED             main: forks while a lock of idist is held, and the child exits
 #if !defined BOTH && !defined PLUGIN
 #include "idist.h"
@@ -76,7 +76,8 @@ static int say(int status) {
     return status;
 }
 
-// Joins a world that the launcher's variables describe or, if `address` is given, the arguments.
+// Joins the world that the launcher's variables describe or, if `address` is given, the world that
+// the arguments describe.
 int SEEN(_start)(int rank, int size, const char *address) {
     idist_desc desc;
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # vendor.sh - tests a copy of idist inside another program or library, as docs/install.md describes
 # under Vendoring: in its own .c file, with hidden symbols or none, twice in one process, and with
-# flags that other projects set. fast_math.sh, optimizer.sh, unity.sh and compile.sh test the rest.
+# flags that other projects set. fast_math.sh, optimizer.sh, unity.sh and compile.sh test the other
+# statements of that section.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 

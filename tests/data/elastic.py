@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""elastic.py - writes elastic.txt: what Horovod's ElasticSampler yields, for tests/unit/sampler.c
+"""elastic.py - writes elastic.txt: samples of Horovod's ElasticSampler, for tests/unit/sampler.c
 
     python3 tests/data/elastic.py .../horovod/torch/elastic/sampler.py >tests/data/elastic.txt
 
-The class is that of Horovod, with another answer to "how many ranks are there". Unshuffled, so that
-an index is a place in the epoch's order. A line: length, ranks and samples recorded per rank at
-first, the same after one reset, ranks after the second, rank, samples, checksum (as in sampler.py),
-the first twelve.
+The class is Horovod's own. Only the functions that give the rank and the number of ranks are
+replaced. The sampler does not shuffle, so that an index is a position in the epoch's order. A line
+contains the length, the number of ranks and the samples recorded per rank at first, the same two
+numbers after a reset, the number of ranks after a second reset, the rank, its number of samples,
+their checksum (as in sampler.py), and the first twelve samples.
 """
 import importlib.util
 import sys

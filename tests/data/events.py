@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""events.py - writes events.txt: records of an events file as tensorboard writes them, for
+"""events.py - writes events.txt: records of an events file, as TensorBoard writes them, for
 tests/unit/summary.c
 
     make build/peers/tensorboard/installed
     build/peers/tensorboard/bin/python tests/data/events.py >tests/data/events.txt
 
-A line per record: microseconds since 1970, step, tag, value, record. Tag and record are hexadecimal
-bytes, the value is a hexadecimal float. The record without a tag ("-") is the first of a file.
+Each line describes a record: microseconds since 1970, step, tag, value and record. The tag and the
+record are hexadecimal bytes, and the value is a hexadecimal float. The record without a tag ("-")
+is the first record of a file.
 """
 import io
 import math
@@ -19,14 +20,14 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 
 def record(event):
-    """What is in a file with this event only."""
+    """Returns the contents of a file that has only this event."""
     file = io.BytesIO()
     RecordWriter(file).write(event.SerializeToString())
     return file.getvalue().hex()
 
 
 def float_of(value):
-    """The float nearest to a double, as the field holds it."""
+    """Returns the float nearest to a double, as the field stores it."""
     try:
         return struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:

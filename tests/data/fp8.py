@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""fp8.py - writes fp8.txt: floats of 8 bits as ml_dtypes (of JAX) converts them, for
+"""fp8.py - writes fp8.txt: 8-bit floats, as ml_dtypes (of JAX) converts them, for
 tests/unit/fp8.c
 
     python3 tests/data/fp8.py >tests/data/fp8.txt
 
-Numbers are hexadecimal: bits of a float, codes of 8 bits. "widen" and the format: the floats of
-codes 0 to ff. "narrow", the format and a count: that many pairs of a float and its code: what lies
-in the middle of two neighbors and next to it, numbers drawn at random, and some that are too small.
-What overflows is left out, since ml_dtypes makes it infinity or NaN, where idist, as CUDA, takes
-the largest number. A NaN is written as 7fc00000.
+Numbers are hexadecimal: the bits of a float, or an 8-bit code. "widen" and the format are followed
+by the floats of codes 0 to ff. "narrow", the format and a count are followed by that many pairs of
+a float and its code. The floats are the midpoints between neighbors and the floats next to these
+midpoints, random numbers, and some numbers that are too small. Numbers that overflow are left out:
+ml_dtypes converts them to infinity or NaN, but idist, like CUDA, to the largest number. A NaN is
+written as 7fc00000.
 """
 import ml_dtypes
 import numpy as np

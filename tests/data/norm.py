@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""norm.py - writes norm.txt: batch statistics and clipped gradients as torch computes them, for
+"""norm.py - writes norm.txt: batch statistics and clipped gradients, as torch computes them, for
 tests/dist/metrics.c
 
     python3 tests/data/norm.py >tests/data/norm.txt
 
-Numbers are hexadecimal floats. Batch normalization over the values of all ranks: "bn", ranks,
-channels, values per channel of each rank; then x, dy and dx of all ranks (rank, value, channel),
-and mean and biased variance of each channel; eps is 1e-5. Clipping: "clip", gradients, max_norm,
-the norm; then for each gradient its length, its values, its clipped values.
+Numbers are hexadecimal floats. Batch normalization over the values of all ranks: "bn", the number
+of ranks, the number of channels, and the number of values per channel on each rank; then x, dy and
+dx of all ranks (rank, value, channel), and the mean and the biased variance of each channel. eps is
+1e-5. Clipping: "clip", the number of gradients, max_norm and the norm; then for each gradient its
+length, its values and its clipped values.
 """
 import torch
 

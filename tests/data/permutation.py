@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""permutation.py - writes permutation.txt: torch.randperm below and above the count from which it
-draws 64 bits per index, for tests/unit/sampler.c
+"""permutation.py - writes permutation.txt: torch.randperm for counts below and above the
+limit from which on it draws 64 bits per index, for tests/unit/sampler.c
 
     python3 tests/data/permutation.py >tests/data/permutation.txt
 
-Takes minutes and 2 GiB. "large", count, seed, checksum, the first twelve: torch.randperm itself.
-The checksum is the sum of index * (place * K + 1), modulo 2^64, with places from 0 and K as below.
-"small", count, seed, all indices: the algorithm of the large ones, here in Python, with the 64-bit
-numbers that torch draws for this seed.
+The script takes minutes and 2 GiB. A line with "large", count, seed, checksum and the first twelve
+indices comes from torch.randperm itself. The checksum is the sum of index * (place * K + 1), modulo
+2^64, with places from 0 and K as below. A line with "small", count, seed and all indices comes from
+the algorithm for large counts, written here in Python, with the 64-bit numbers that torch draws for
+this seed.
 """
 import sys
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""powersgd.py - writes powersgd.txt: gradients as torch's PowerSGD hooks reduce them, for
+"""powersgd.py - writes powersgd.txt: gradients, as torch's PowerSGD hooks reduce them, for
 tests/dist/powersgd.c
 
     python3 tests/data/powersgd.py >tests/data/powersgd.txt
 
-An argument is the first case to write, all others come after it.
+An argument is the number of the first case to write.
 
-"case": ranks, 1 if the whole bucket is one matrix (batched_powerSGD_hook), rank of the matrices,
-error feedback, warm start, min_compression_rate. Then for each iteration from the second one on,
-the first with PowerSGD: "q", the columns of the matrix, and the start that torch draws, row by
-row, if it does in this iteration; "grads" and the averaged gradients, one parameter after the
-other. The test computes the gradients of the ranks as `gradient` does.
+"case": the number of ranks, 1 if the whole bucket is one matrix (batched_powerSGD_hook), the rank
+of the matrices, error feedback, warm start, and min_compression_rate. Then for each iteration from
+START on, the first one with PowerSGD: "q", the number of columns of the matrix, and the start that
+torch draws, row by row, if it draws one in this iteration; "grads" and the averaged gradients,
+parameter by parameter. The test computes the gradients of the ranks as `gradient` does.
 """
 import os
 import sys
@@ -22,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 from torch.nn.parallel import DistributedDataParallel
 
 SHAPES = ((8, 12), (5, 6, 4), (9,), (3, 2))
-SQUARE = ((169,),)  # its square is full: torch feeds the errors of the padding back as well
+SQUARE = ((169,),)  # 13 x 13 has no padding, whose errors torch would feed back as well
 START, ITERATIONS = 2, 5
 CASES = [(2, 0, rank, feedback, 1, 1.0 if rank == 4 else 2.0)
          for rank in (1, 2, 4) for feedback in (0, 1)]
@@ -36,7 +36,8 @@ def gradient(count, param, rank, iteration):
     return (x - 50).float() / 64
 
 
-# torch's batched hook passes matrices of two dimensions to a function that wants three, and fails.
+# torch's batched hook fails, because it passes two-dimensional matrices to a function that expects
+# three dimensions.
 orthogonalize = hooks._orthogonalize
 hooks._orthogonalize = lambda matrices, epsilon=0: orthogonalize(
     matrices if matrices.dim() == 3 else matrices.unsqueeze(0), epsilon)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""proxy.py - writes proxy.txt: what Ignite's DistributedProxySampler makes of a sampler, for
+"""proxy.py - writes proxy.txt: samples of Ignite's DistributedProxySampler, for
 tests/unit/sampler.c
 
     pip install pytorch-ignite; python3 tests/data/proxy.py >tests/data/proxy.txt
 
-A line: length, replicas, epoch, rank, samples of the rank, a checksum of all of them (the sum of
-index * place, modulo 2^32, places from 1), and the first twelve. The sampler inside counts down
-from epoch + 3 * run, modulo length; run is how often it was asked before in this epoch.
+A line contains the length, the number of replicas, the epoch, the rank, the rank's number of
+samples, a checksum of these samples (the sum of index * place, modulo 2^32, with places from 1),
+and the first twelve samples. The inner sampler counts down from epoch + 3 * run, modulo the length,
+where run is the number of times that it has run before.
 """
 import ignite
 import torch

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""sampler.py - writes sampler.txt: what torch.utils.data.DistributedSampler and random.shuffle
-yield, for tests/unit/sampler.c
+"""sampler.py - writes sampler.txt: samples of torch.utils.data.DistributedSampler and results of
+random.shuffle, for tests/unit/sampler.c
 
     python3 tests/data/sampler.py >tests/data/sampler.txt
 
-A line: length, replicas, drop_last, shuffle, seed, epoch, rank, samples of the rank, a checksum of
-all of them (the sum of index * place, modulo 2^32, places from 1), and the first twelve. Or:
-"partition", length, seed, part of the fractions 0.7, 0.2 and 0.1, samples, checksum, the first
-twelve.
+A line contains the length, the number of replicas, drop_last, shuffle, the seed, the epoch, the
+rank, the rank's number of samples, a checksum of these samples (the sum of index * place, modulo
+2^32, with places from 1), and the first twelve samples. Other lines contain "partition", the
+length, the seed, the number of a part with one of the fractions 0.7, 0.2 and 0.1, its number of
+samples, their checksum, and the first twelve samples.
 """
 import random
 
@@ -31,7 +32,7 @@ for length in (1, 2, 3, 8, 10, 97, 624, 1797, 20000):
                         drop_last=drop_last,
                     )
                     sampler.set_epoch(epoch)
-                    # Without a sample for each, torch fails in its own assert or yields nothing.
+                    # With fewer samples than ranks, torch fails its own assert or yields nothing.
                     if drop_last and length < replicas:
                         indices = []
                     else:
@@ -40,7 +41,7 @@ for length in (1, 2, 3, 8, 10, 97, 624, 1797, 20000):
                     print(length, replicas, int(drop_last), int(shuffle), seed, epoch, end=" ")
                     print(rank, len(indices), check, *indices[:12])
 
-# The DataPartitioner of the tutorial.
+# The DataPartitioner of the PyTorch tutorial.
 for length in (0, 1, 2, 9, 10, 97, 1000, 65536, 65537):
     for seed in (0, 1, 1234, 2**31, 2**32 + 1, 2**63 + 9):
         indices, fractions = list(range(length)), (0.7, 0.2, 0.1)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""schedule.py - writes schedule.txt: what the schedulers of torch and Ignite give, for
+"""schedule.py - writes schedule.txt: learning rates of the schedulers of torch and Ignite, for
 tests/unit/schedule.c
 
     pip install torch pytorch-ignite; python3 tests/data/schedule.py >tests/data/schedule.txt
 
-Numbers are hexadecimal floats. A schedule: "schedule", kind, then begin, end, peak, rise, factor,
-power, warmup, warmup_steps and steps of idist_schedule, and pairs of step and value. Steps up to
-some hundreds are those of the scheduler as it steps; larger ones are by its closed form, because
-its recursion adds up rounding errors. Piecewise: "piecewise", how many milestones, their steps and
-values, and pairs of step and value.
+Numbers are hexadecimal floats. A schedule is "schedule", the kind, the fields begin, end, peak,
+rise, factor, power, warmup, warmup_steps and steps of idist_schedule, and pairs of step and value.
+Up to some hundred steps, the values come from the scheduler as it steps. Later values come from its
+closed form, because its recursion accumulates rounding errors. A piecewise schedule is "piecewise",
+the number of milestones, their steps and values, and pairs of step and value.
 """
 import warnings
 
@@ -28,7 +28,7 @@ def optimizer(lr):
 
 
 def rates(make, lr, count):
-    """The rate in the steps 0 .. count - 1."""
+    """Returns the rates in the steps 0 .. count - 1."""
     o = optimizer(lr)
     scheduler = make(o)
     values = []
@@ -93,7 +93,7 @@ for peak, steps, rise, div, final in (
     show(ONE_CYCLE, rates(make, 1.0, steps), begin=peak / div, end=peak / div / final, peak=peak,
          rise=0.0 if rise == 0.3 else rise, steps=steps)
 
-# A warm-up in front: by torch's SequentialLR, then by Ignite, which counts both ends.
+# A warm-up first: from torch's SequentialLR, then from Ignite, which counts both ends.
 for lr, first, warm, factor in ((0.1, 0.01, 10, 0.98), (0.4, 0.5, 1, 0.5), (1.0, 1e-3, 25, 0.9)):
     make = lambda o: lrs.SequentialLR(
         o, [lrs.LinearLR(o, first, 1.0, warm), lrs.ExponentialLR(o, factor)], [warm])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# dist.sh - the distributed tests with all their blocking calls on device memory, over each device
-# backend, on the stand-ins for CUDA and NCCL (tests/fake). One case in twelve of the grid, all with
-# IDIST_TEST_FULL=1.
+# dist.sh - runs distributed tests with all their blocking calls on device memory, over each device
+# backend, on the stand-ins for CUDA and NCCL (tests/fake). Runs one of every twelve cases of the
+# grid, or all cases if IDIST_TEST_FULL=1.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/on_fake.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# examples.sh - the examples for GPUs: built by the lines in their heads; run as they are, on the
-# GPU or without one; and with each device backend on the stand-ins for CUDA and NCCL (tests/fake),
-# where a missing wait shows as a wrong result.
+# examples.sh - tests the examples for GPUs. Builds them by the lines in their heads, and runs them
+# with a GPU or without one. Also runs them with each device backend on the stand-ins for CUDA and
+# NCCL (tests/fake), where a missing wait gives a wrong result.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
@@ -21,8 +21,8 @@ unset IDIST_DEVICE IDIST_DEVICE_BACKEND
 ln -s "$ROOT"/idist*.h "$ROOT/examples" "$WORK"/
 cd "$WORK" || exit 1 # 11_gpu_train reads examples/data
 
-# promised NAME SED...: each line that the head promises, changed by these, is in the log; dots
-# stand for anything.
+# promised NAME SED...: checks that the log contains each line that the head promises, after sed has
+# edited the line. Dots stand for any text.
 promised() {
     local name=$1 source line pattern rc=0
     shift
@@ -37,7 +37,7 @@ promised() {
 }
 none='s/cuda:0, device backend [a-z]*/cpu, device backend none/; /^on a stream/d'
 
-# On the processor; $1 is empty, or how the device is refused.
+# Runs the examples on the CPU. $1 is empty, or an assignment that turns the device off.
 without_device() {
     local name n
     for name in 10_gpu_all_reduce 11_gpu_train 12_zero; do
@@ -53,12 +53,12 @@ without_device() {
     done
 }
 
-# Everything is compiled first: the examples, and the same for the stand-ins, which have device
-# memory that the host cannot touch, and operations that are late.
+# Compiles everything first: the examples as they are, and the examples for the stand-ins. The host
+# cannot access the device memory of the stand-ins, and their operations complete late.
 fake=(-O1 -isystem "$cuda/include" -I"$ROOT/tests/fake")
 later cuda 60 cc -std=gnu11 "${fake[@]}" -c "$ROOT/tests/fake/cuda.c" -o cuda.o
 later nccl 60 cc -std=gnu11 "${fake[@]}" -shared -fPIC "$ROOT/tests/fake/nccl.c" -o libnccl.so
-# Without a GPU they have little to do: the line in the head, but not optimized.
+# Without a GPU, the examples have little to do, so they are compiled without optimization.
 not_optimized() { sed "s/ -O2 / -O0 '-Doptimize(level)=' /"; }
 head_line() {
     if [ -e /dev/nvidia0 ]; then build_line "$1"; else build_line "$1" | not_optimized; fi
@@ -126,7 +126,7 @@ for name in 10_gpu_all_reduce 11_gpu_train 12_zero; do
     args=()
     [ $name = 10_gpu_all_reduce ] && args=(1) # MiB
     for backend in staged ipc nccl; do
-        for n in 1 2; do # NCCL wants a device for each rank; the others can share one
+        for n in 1 2; do # NCCL needs a device for each rank; other backends can share one
             [ $backend = nccl ] && export FAKE_CUDA_DEVICES=$n
             IDIST_DEVICE_BACKEND=$backend ok_run 0 "$name: on the stand-in, $backend, ranks: $n" \
                 60 ./fake_${name%%_*} $n \

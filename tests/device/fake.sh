@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# fake.sh - the stand-ins for libcudart and libnccl, which the GPU tests are linked with where no
-# GPU is, compile against the real headers with both compilers, and pass their own tests, also under
-# the sanitizers.
+# fake.sh - tests the stand-ins for libcudart and libnccl, with which the GPU tests are linked on a
+# machine without a GPU. The stand-ins compile against the real headers with both compilers, and
+# pass their own tests, also under the sanitizers.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -22,7 +22,7 @@ unset CUDA_VISIBLE_DEVICES
 export ASAN_OPTIONS=detect_leaks=1:exitcode=99 \
     TSAN_OPTIONS=die_after_fork=0:halt_on_error=1:exitcode=99:atexit_sleep_ms=0
 
-build() { # ID COMPILER FLAGS...: starts it
+build() { # ID COMPILER FLAGS...: starts a build
     local id=$1 cc=$2
     shift 2
     later "$id" 100 "$cc" "${flags[@]}" "$@" "${sources[@]}" -o "$WORK/test_$id" -pthread
@@ -30,7 +30,7 @@ build() { # ID COMPILER FLAGS...: starts it
 passes() { # ID NAME
     ok_later "$1" "$2: compiles" && ok_run 0 "$2: passes" 200 "$WORK/test_$1"
 }
-sanitizes() { # SANITIZERS: can cc?
+sanitizes() { # SANITIZERS: succeeds if cc supports them
     echo 'int main(void) { return 0; }' | cc -fsanitize="$1" -x c - -o "$WORK/try" 2>/dev/null &&
         "$WORK/try"
 }

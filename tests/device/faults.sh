@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# faults.sh - idist_nccl.h without a GPU: an NCCL that does not return, or fails, on the stand-ins
-# for CUDA and NCCL (tests/fake), plain and under the sanitizers.
+# faults.sh - tests idist_nccl.h without a GPU when NCCL does not return, or fails. Runs on the
+# stand-ins for CUDA and NCCL (tests/fake), with and without sanitizers.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/on_fake.sh

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# fp8.sh - F8E4M3 and F8E5M2 are CUDA's types of 8 bits, bit for bit: its own conversions, compiled
-# for the host, of all codes and of each 61st float. STEP=1 takes all floats, in two minutes.
+# fp8.sh - checks that F8E4M3 and F8E5M2 are CUDA's 8-bit types, bit for bit. Compares idist with
+# CUDA's own conversions, compiled for the host, for all codes and for every 61st float. STEP=1
+# compares all floats, which takes two minutes.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 

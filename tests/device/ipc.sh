@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ipc.sh - src/gpu/ipc without a GPU: ranks that read each other's device memory, on the stand-ins
-# for CUDA and NCCL (tests/fake), plain and under the sanitizers.
+# ipc.sh - tests src/gpu/ipc without a GPU: ranks read each other's device memory on the stand-ins
+# for CUDA and NCCL (tests/fake), with and without sanitizers.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/on_fake.sh

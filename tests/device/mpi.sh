@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# mpi.sh - device memory over idist_mpi.h, on the stand-ins for CUDA and NCCL (tests/fake), with the
-# first MPI library that there is.
+# mpi.sh - tests device memory over idist_mpi.h on the stand-ins for CUDA and NCCL (tests/fake),
+# with the first MPI library that is installed.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/on_fake.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# nccl.sh - idist_nccl.h without a GPU: every compiler; the real libraries without a driver; and its
-# own tests on the stand-ins for CUDA and NCCL (tests/fake).
+# nccl.sh - tests idist_nccl.h without a GPU: with every compiler, with the real libraries but no
+# driver, and with its own tests on the stand-ins for CUDA and NCCL (tests/fake).
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/on_fake.sh
@@ -10,8 +10,8 @@ export IDIST_LOG=error IDIST_TEST_QUICK=1
 strict=("${NOT_OPTIMIZED[@]}" -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
     -DIDIST_IMPLEMENTATION -isystem "$cuda/include" -I.)
 
-# Compiled first, beside each other. The sanitizers watch more where nothing is optimized, and cc
-# needs half the time for it.
+# Starts all compilations first, in parallel. Without optimization, the sanitizers check more, and
+# cc takes half the time.
 build_ahead sanitizer-address -fsanitize=address,undefined "${NOT_OPTIMIZED[@]}"
 build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan "${NOT_OPTIMIZED[@]}"
 build_ahead plain
@@ -99,8 +99,8 @@ ok_run 0 "it runs" 20 "$WORK/doc"
 grep -q '^rank 0 on cuda:0: 1$' "$WORK/log"
 ok $? "and prints what it should" || diag <"$WORK/log"
 
-# NCCL as a package of Python has it. Under another name, as the loader may know one of this
-# machine.
+# NCCL where a Python package installs it. The stand-in has another name, because the loader may
+# know an NCCL of this machine.
 cat >"$WORK/where.c" <<'END'
 #include "idist.h"
 #include <stdio.h>
@@ -131,7 +131,7 @@ ok $? "and finds none" || diag <"$WORK/log"
 
 program tests/fake/test_device.c
 on_fake "device memory, nccl" FAKE_CUDA_DELAY_US=300 "${nccl[@]}"
-if [ "${IDIST_TEST_FULL:-0}" = 1 ]; then # what the sanitizers have seen, as it is
+if [ "${IDIST_TEST_FULL:-0}" = 1 ]; then # the same tests without sanitizers
     on_fake "device memory, ipc" FAKE_CUDA_DELAY_US=300 "${ipc[@]}"
     on_fake "device memory, staged" FAKE_CUDA_DELAY_US=300 "${staged[@]}"
     program tests/fake/test_nccl.c

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# nccl_versions.sh - idist_nccl.h against the oldest NCCL it can use and the newest (make
-# deps-nccl): their headers say what it takes them to say, and with their libraries at hand the CPU
-# path works where no driver is.
+# nccl_versions.sh - tests idist_nccl.h with the oldest NCCL that it can use and with the newest one
+# (make deps-nccl). Their headers must declare what idist_nccl.h assumes. With their libraries, the
+# CPU path must work on a machine without a driver.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -19,8 +19,8 @@ compgen -G 'build/nccl/*/installed' >/dev/null || {
 unset IDIST_NCCL_LIB IDIST_DEVICE IDIST_DEVICE_BACKEND LD_LIBRARY_PATH
 export IDIST_LOG=error
 
-# Two ranks on the host's memory, and the library itself: the version of its header, and no
-# communicator without a driver.
+# Runs two ranks on host memory. Their device must be "cpu". Also checks that the library has the
+# version of its header.
 cat >"$WORK/cpu.c" <<'END'
 #include "idist.h"
 #include <dlfcn.h>

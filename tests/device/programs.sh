@@ -45,7 +45,8 @@ ok $? "it compares a call with NCCL's own" || diag <"$WORK/results"
 grep -qE '^ipc: [0-9.]+ us, [0-9.]+ times that' "$WORK/results"
 ok $? "it has the bound and what ipc makes of it" || diag <"$WORK/results"
 
-# In parts: each keeps its table, and together they have what a whole run has, once.
+# Runs the benchmark in parts. Each part writes its own tables. Together, the parts have every table
+# of a whole run once.
 for k in 1 2; do
     ok_run 0 "bench_gpu on the stand-ins, part $k of 2" 100 env PART=$k/2 SIZES=4K:16K ROUNDS=1 \
         RANKS=1,2,4 \

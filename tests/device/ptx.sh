@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ptx.sh - the GPU kernels of src/gpu/ipc, without a GPU: the text is what tests/gpu/pack.cu gives;
-# ptxas takes it for every GPU since 2018; and the same source, compiled for the host, has the bits
-# of the host's own loops.
+# ptx.sh - tests the GPU kernels of src/gpu/ipc without a GPU. Their text is what tests/gpu/pack.cu
+# compiles to, and ptxas accepts it for every GPU since 2018. The same source, compiled for the
+# host, gives the same bits as the host's own loops.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -10,8 +10,8 @@ cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || cuda=/usr/local/cuda
 strict=(-std=gnu11 -g -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I.
     -Itests/lib)
-# The test calls loops of the core only. Static, what it does not call is dropped before anything is
-# optimized: a third of the time.
+# The test calls only loops of the core. If all functions are static, the compiler drops the unused
+# ones before it optimizes. That takes a third of the time.
 strict+=(-DIDIST_NO_RING -DIDIST_API=static -Wno-unused-function)
 
 host() { # ID COMPILER FLAGS...
@@ -75,7 +75,7 @@ for arch in sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120; do
     [ "$(grep -c ' 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads' "$WORK/log")" \
         -eq 5 ]
     ok $? "$arch: five kernels, none spills" || diag <"$WORK/log"
-    # A block of as many threads as the kernels allow fits in twice.
+    # With 64 registers per thread, two of the largest blocks fit on a multiprocessor.
     [ "$(sed -n 's/.*Used \([0-9]*\) registers.*/\1/p' "$WORK/log" | sort -n | tail -n 1)" -le 64 ]
     ok $? "$arch: at most 64 registers" || diag <"$WORK/log"
 done

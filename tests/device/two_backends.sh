@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# two_backends.sh - a program with idist_nccl.h and idist_xla.h: the device backend is chosen by
-# name, and otherwise the first one that finds a device. On the stand-ins of tests/fake.
+# two_backends.sh - tests a program with idist_nccl.h and idist_xla.h on the stand-ins of
+# tests/fake. A name selects the device backend. Without a name, the first backend that finds a
+# device is used.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/on_fake.sh

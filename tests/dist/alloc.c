@@ -249,9 +249,10 @@ static void pages_go_back(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
-// Makes the window grow by allocating blocks of many sizes. Runs collectives in the world's group,
-// then in a group of half of the ranks. The calls in this group must be enough to open all extents
-// for it, so that its members read the blocks in place.
+// Makes the rank's window of shared memory (base/window.h) grow by allocating blocks of many sizes.
+// Runs collectives in the world's group, then in a group of half of the ranks. After these calls,
+// all extents (parts) of the window must be open to this group, so that its members read the blocks
+// in place.
 static void grows(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[5] = {1000, 300000, 40000, 3000000, 2000000};
     idist_opts o = opts_of(world), in_half = o;
@@ -458,7 +459,7 @@ static int runs_out(idist_group *world, int rank, int n, proc_slot *slot, void *
     (void)n;
     (void)slot;
     (void)arg;
-    // The world has no shared memory, so idist_alloc returns plain memory from here on.
+    // The world has no shared memory, so idist_alloc returns plain memory.
     if (setrlimit(RLIMIT_AS, &limit) != 0) return 91;
     idist_opts o = opts_of(world);
     for (int round = 0; round < 3; round++) {
@@ -490,9 +491,8 @@ static void at_a_limit(void) {
     procs_free(&p);
 }
 
-// Uses memory that one world allocated in collectives of another world and of a group of that
-// world, even after the first world is closed. Frees memory both before and after the world that
-// allocated it is closed.
+// Allocates memory in one world and uses it in collectives of another world and of a group of that
+// world, even after the first world is closed. Frees memory after its own world is closed.
 static void two_worlds(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 50000 };
     idist_group *w[2] = {NULL, NULL}, *half = NULL;

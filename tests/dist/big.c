@@ -5,7 +5,7 @@
 #include "grid.h"
 
 #define GIB ((size_t)1 << 30)
-#define BIG_COUNT (4 * GIB + (2 << 20) + 4099) // not a multiple of anything useful
+#define BIG_COUNT (4 * GIB + (2 << 20) + 4099) // odd, so not a multiple of any piece size
 
 static size_t mem_available(void) {
     char line[200];

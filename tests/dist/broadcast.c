@@ -15,7 +15,7 @@ static void check_case(grid_case *c) {
 }
 
 // Runs 400 broadcasts in a row. The root may return before the other ranks enter the call. The
-// root's next message must not overtake its first.
+// root's next message must not overtake the previous one.
 static void in_a_row(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;

@@ -86,7 +86,7 @@ static void refused(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_send(x, LARGE, IDIST_I32, right, 1, &a)); // waits for its receive
     idist_status s = idist_cancel(&r, &cancelled);
     rank_check(!cancelled, "rank %d: a send", rank);
-    if (s != IDIST_OK || n > 1) { // MPI may complete a send to itself immediately
+    if (s != IDIST_OK || n > 1) { // MPI may complete a rank's send to itself at once
         rank_check(s == IDIST_ERR_ARG && strstr(idist_last_error(), "send"), "rank %d: %s, %s",
                    rank, idist_status_name(s), idist_last_error());
     }
@@ -94,7 +94,8 @@ static void refused(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_recv(y, LARGE, IDIST_I32, left, 1, NULL, &o));
     rank_ok(rank, idist_wait(&r));
 
-    // The receive of a plan can be cancelled like any other, and the plan starts again.
+    // The receive of a plan can be cancelled like any other, and the plan can then be started
+    // again.
     rank_ok(rank, idist_plan_create(&plan));
     o.plan = plan;
     rank_ok(rank, idist_recv(y, 1, IDIST_I32, left, 2, NULL, &o));
@@ -109,7 +110,7 @@ static void refused(idist_group *world, int rank, int n, void *arg) {
     rank_check(y[0] == 40 + left, "rank %d: got %d", rank, y[0]);
     rank_ok(rank, idist_plan_free(&plan));
 
-    // Cancels a receive that is complete before any rank waits for it.
+    // Cancels a receive that is complete at once, because its message has already arrived.
     rank_ok(rank, idist_send(x, 1, IDIST_I32, right, 2, &o));
     rank_ok(rank, idist_probe(left, 2, &info, &o));
     rank_ok(rank, idist_recv(y, 1, IDIST_I32, left, 2, NULL, &a));
@@ -256,7 +257,7 @@ static void *cancels_in_thread(void *arg) {
         if (now < 0) return NULL;
         c->random = c->random * 6364136223846793005u + 1442695040888963407u;
         if (turn % 50) pause_turns((unsigned)(c->random >> 45) % 40000);
-        else tap_sleep_ms(25); // by now the waiting thread sleeps; the test is right without this
+        else tap_sleep_ms(25); // lets the waiting thread fall asleep; the test does not need this
         rank_ok(1, idist_cancel(&c->r[0], &c->cancelled));
         __atomic_store_n(&c->ended_turn, turn, __ATOMIC_RELEASE);
     }
@@ -340,7 +341,8 @@ static void after_a_failure(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-// The sanitizer's runtime has its own thread, so no process is single-threaded.
+// Deadlocks are detected only between ranks that have one thread each, and the runtime of the
+// thread sanitizer starts another thread.
 #ifndef __SANITIZE_THREAD__
 // Cancels a receive, then blocks both ranks in receives. A rank does not wait for a cancelled
 // receive, so the library must detect the deadlock.

@@ -486,8 +486,8 @@ static void damaged(void) {
     tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_OK,
            "unchanged: taken");
     tap_ok(weights[0] == 0, "into the tensors");
-    // Falsifies a read of a tensor. The reads are the header, the whole file, its checksum, two
-    // table entries, the padding, info and the tensors.
+    // Falsifies the read of the second tensor. The reads are the header, the whole file, its
+    // checksum, two table entries, three paddings, info and two tensors.
     steps.lie_at = steps.reads + 11;
     tap_is(idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL), IDIST_ERR_SYSTEM,
            "other bytes when read again");
@@ -548,7 +548,7 @@ typedef enum damage_kind { CUT, FLIP, PUT, FOLDER, PIPE } damage_kind;
 static const struct damage {
     const char *what;
     damage_kind kind;
-    int at; // the length of the file, or the byte that is changed
+    int at; // CUT: the new length; FLIP: the byte; PUT: the version, 0 for 1 with bytes swapped
     idist_status status;
     const char *text;
 } damages[] = {
@@ -739,8 +739,9 @@ static void other_tensors(idist_group *world, int rank, int n, void *arg) {
 // crashes and full disks
 //------------------------------------------------------------------------------
 
-// Saves once more in a child process, which crashes or fails during the save. Returns the exit
-// code, which is 55 after a crash and 56 - status otherwise.
+// Saves once more in a child process. The save crashes at step crash_at, or fails with `err` at
+// step fail_at, unless these are 0. Returns the exit code, which is 55 after a crash and 56 -
+// status otherwise.
 static int save_with(int crash_at, int fail_at, int err) {
     static unsigned char big[5000];
     const idist_tensor t = {big, sizeof big, IDIST_U8};
@@ -865,8 +866,8 @@ static void refused_syncs(void) {
     }
 }
 
-// Saves a state with a worse score than the best file, in a child process that crashes during the
-// save if crash_at is not 0.
+// Saves state `at` in a child process that crashes during the save if crash_at is not 0. The score
+// is 1 / at, so that a later state has a worse score.
 static int save_latest(uint64_t at, int crash_at) {
     static unsigned char big[5000];
     const idist_tensor t = {big, sizeof big, IDIST_U8};

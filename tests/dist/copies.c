@@ -1,9 +1,10 @@
 // copies.c - checks which rank copies a large message between two ranks that share memory.
 //
-// If the sender waits in a call and the receiver has nothing else to copy, the sender writes the
-// message to the pipe and the receiver reads it from there. Otherwise the receiver reads the
-// message directly from the sender's memory, which is called a pull. The tests count the receiver's
-// pulls. Where pulls are slow, a message of up to 64 KiB does not wait for its receive.
+// If the sender waits in a call, the sender writes the message to the pipe and the receiver reads
+// it from there. Otherwise the receiver reads the message directly from the sender's memory, which
+// is called a pull. Where pulls are fast, the receiver also pulls a message above 1 MiB, or while a
+// large send of its own waits. A receive with its own time-out always pulls. The tests count the
+// receiver's pulls. Where pulls are slow, a message of up to 64 KiB does not wait for its receive.
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -55,8 +56,8 @@ static bool counted_pull(void *port, uint64_t address, uint8_t withdrawn, void *
     return idist__pipe_pull(port, address, withdrawn, buf, nbytes);
 }
 
-// Waits until the other rank waits in a call. That rank polls for longer than this test takes.
-// Returns false after a time-out.
+// Waits until the other rank waits in a call. Here a waiting rank polls for longer than this test
+// takes, so it does not fall asleep. Returns false after a time-out.
 static bool other_attends(const idist_group *world, int rank) {
     int64_t end_ns = tap_now_ns() + (int64_t)5000000000 * test_slow_factor();
     const idist__segment *shm = idist__ring_of(world->w)->shm;

@@ -1,5 +1,5 @@
-// ddp_buckets: buckets of scattered gradients are sent in pieces, and after the first iteration
-// buckets follow the order in which gradients arrive
+// ddp_buckets: buckets whose gradients are scattered in memory are sent in pieces, and after the
+// first iteration buckets follow the order in which gradients arrive
 //
 // IDIST_TEST_FULL=1 runs every number of ranks over sockets too, not only 3.
 #define IDIST_IMPLEMENTATION
@@ -16,9 +16,9 @@ enum { APART, ONE_IN_A_ROW, ONE_LAID_OUT, SOME_LAID_OUT, N_LAYOUTS, LAST_TWO_IN_
 static const char *const layout_names[N_LAYOUTS] = {"apart", "in a row on rank 0",
                                                     "laid out on the last rank", "some laid out"};
 
-// Numbers of elements of gradients that make two buckets. Gradients 4 and 5 are the first bucket,
-// with more pieces (of 256 or 512 KiB) than there are slots. Gradients 0 to 3 are the second bucket
-// and have odd and small sizes.
+// Numbers of elements of gradients that make two buckets. Gradients 4 and 5 are the first bucket.
+// It has more pieces (of 256 or 512 KiB) than may be in flight, that is, than there are slots.
+// Gradients 0 to 3, some of odd or small size, are the second bucket.
 static const size_t large[6] = {900001, 5, 0, 131072, 1500000, 700001};
 enum { LARGE_BUCKET_NBYTES = 8000000 };
 
@@ -48,7 +48,7 @@ static bool is_laid_out(int layout, int rank, int n, int i) {
     return (layout == ONE_LAID_OUT && rank == n - 1) || (layout == SOME_LAID_OUT && i % 3 == 0);
 }
 
-// Makes a model. GUARD bytes around each gradient that lies apart must stay unchanged.
+// Makes a model. The GUARD bytes before each gradient that lies apart must stay unchanged.
 static void model_init(model *m, idist_group *world, const size_t *counts, int n_grads, int layout,
                        idist_dtype dtype) {
     int rank = idist_group_rank(world), n = idist_group_size(world);
@@ -164,8 +164,8 @@ static void check_pieces(const idist_ddp *ddp, int rank, int n, int layout) {
                rank);
 }
 
-// Reduces in pieces. All gradients are ready in steps 0 and 3, in different orders on the ranks. No
-// gradient is ready in step 1, and some are in step 2.
+// Reduces in pieces. Before idist_ddp_wait, all gradients are ready in steps 0 and 3, none in step
+// 1, and some in step 2. Even and odd ranks make them ready in opposite orders.
 static void pieces(idist_group *world, int rank, int n, void *arg) {
     int layout = *(const int *)arg;
     model m;
@@ -191,8 +191,9 @@ static void pieces(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Reduces two small buckets. The first is scattered on all ranks except rank 0, the second on all
-// ranks. Together they have fewer pieces than there can be slots.
+// Reduces two small buckets. The gradients of the first are scattered in memory on all ranks except
+// rank 0, those of the second on all ranks. Together they have fewer pieces than there can be
+// slots.
 static void few_pieces(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[4] = {1000, 1000, 1000, 1000};
     enum { SPARE = 1 << 19 };
@@ -411,10 +412,10 @@ static void order_of_some(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// Checks how buckets are regrouped. Gradients 7 to 0 are in buckets of two. The gradients with odd
-// numbers, a branch of the network, arrive first, so the buckets become {7, 5}, {3, 1}, {6, 4} and
-// {2, 0}. With two dtypes the gradients with odd numbers are doubles, and only the order changes.
-// Where nothing is copied, the buckets stay unchanged.
+// Checks how buckets are regrouped. At first, gradients 7 to 0 are in buckets of two. The gradients
+// with odd numbers, a branch of the network, arrive first, so the buckets become {7, 5}, {3, 1},
+// {6, 4} and {2, 0}. With two dtypes the gradients with odd numbers are doubles, and only the order
+// changes. If no gradients lie apart, nothing is copied and the buckets stay unchanged.
 static void check_regrouped(const idist_ddp *ddp, int rank, const int *before,
                             const void *const *at) {
     static const int anew[8] = {3, 1, 3, 1, 2, 0, 2, 0};

@@ -50,7 +50,8 @@ static void count_connections(idist_group *world, int rank, int n, void *arg) {
 
 // ---- both ranks connect at the same time ----
 
-// Exchanges messages of all kinds between all pairs. Both ranks of a pair begin at the same moment.
+// Exchanges small and large messages between all pairs. Both ranks of a pair begin at the same
+// moment.
 static void all_at_once(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 40000 };
     idist_opts o = opts_of(world);
@@ -91,7 +92,7 @@ static bool await_event(void) {
     return true;
 }
 
-// Sends requests that make their connections while the program computes. All messages must arrive
+// Starts sends whose connections are made while the program computes. All messages must arrive
 // before a sender calls the library again.
 static void sends_and_computes(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
@@ -262,7 +263,7 @@ static void late_to_failure(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_abort(all));
         rank_ok(rank, idist_recv(&x, 1, IDIST_I32, SECOND, 0, NULL, &o));
     } else if (rank == SECOND) {
-        tap_sleep_ms(200); // FIRST has aborted by now; the test is right without this
+        tap_sleep_ms(200); // time for FIRST to abort; the test does not need this
         rank_is(rank, idist_recv(&x, 1, IDIST_I32, FIRST, 0, NULL, &of_all), IDIST_ERR_ABORTED);
         __atomic_store_n(event, 1, __ATOMIC_RELEASE);
         rank_ok(rank, idist_send(&x, 1, IDIST_I32, FIRST, 0, &o));
@@ -344,7 +345,7 @@ static void among_strangers(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < N_STRANGERS && rank == 0; i++) close(fds[i]);
 }
 
-// Receives while strangers stay silent. Nothing else can wake rank 0.
+// Receives a message from FAR while strangers stay silent. Only this message can wake rank 0.
 static void among_silent(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     int fds[N_STRANGERS], x = 0;

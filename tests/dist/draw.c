@@ -20,7 +20,7 @@ typedef struct outcome {
 typedef struct meeting {
     char url[200];
     int size, rounds;
-    int started;  // atomic; all processes begin at one moment
+    int started;  // processes that are ready to begin; atomic
     uint64_t sum; // sum over the group
     outcome out[16];
 } meeting;

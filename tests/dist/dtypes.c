@@ -150,7 +150,8 @@ static void unknown_to_the_receiver(idist_group *world, int rank, int n, void *a
 }
 
 // Appends the decimal digits of the operands in rank order, an op that does not commute. The digits
-// are in the first bytes of elements that are larger than every piece and chunk of the library.
+// are in the first bytes of elements, some of which are larger than a chunk of the library (256
+// KiB).
 static void append_digit(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
     size_t esize = idist_dtype_size(dtype);
     (void)arg;
@@ -163,7 +164,7 @@ static void append_digit(const void *in, void *inout, size_t count, idist_dtype 
         while (power <= y) power *= 10;
         x = x * power + y;
         memcpy(b, &x, 8);
-        if (a[esize - 1] != b[esize - 1]) b[esize - 1] = 0; // equal on all ranks
+        if (a[esize - 1] != b[esize - 1]) b[esize - 1] = 0; // 7 on all ranks
     }
 }
 

@@ -120,7 +120,7 @@ static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_sampler_create(&d, &s));
     rank_is(rank, idist_sampler_reshard(s, &o), IDIST_ERR_ARG);
     idist_sampler_free(&s);
-    // After the failure, ranks still have their 50 samples in the same order.
+    // After the failed reshard, the ranks still share the same 50 samples.
     size_t all[50], index, k = 0;
     d.num_replicas = 0;
     d.length = 50;

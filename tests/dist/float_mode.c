@@ -43,12 +43,12 @@ static uint64_t get_mode(void) {
 }
 
 typedef struct modes {
-    int of_thread; // mode of the program's thread on the ranks below
+    int of_thread; // mode of the calling thread on the ranks that `who` selects
     int who;       // rank with that mode, or -1 for all ranks
 } modes;
 
 // Fills x with values whose sums are subnormal, must be rounded, or are infinity minus infinity.
-// Writes integers, because the mode may trap.
+// Writes the bits of the floats.
 static void fill(uint32_t *x, size_t count, int rank) {
     for (size_t i = 0; i < count; i++) {
         x[i] = 0x00400000u | (uint32_t)(i * 31 + (size_t)rank);
@@ -89,7 +89,7 @@ static void one_count(idist_group *world, int rank, const modes *m, size_t count
     fill((uint32_t *)(void *)x, count, rank);
 
     for (int kind = 0; kind < KINDS; kind++) {
-        for (int turn = 0; turn < 3; turn++) { // in the first mode; blocking; with a request
+        for (int turn = 0; turn < 3; turn++) { // 0: in mode 0; 1: blocking; 2: with a request
             idist_request request;
             idist_opts o = turn == 2 ? opts_async(world, &request) : opts_of(world);
             void *to = turn ? y : first;

@@ -1,6 +1,6 @@
 // grants.c - the frames of large messages of a collective over sockets
 //
-// Both ranks expect such a message before it is sent. The receiver therefore grants each message
+// Both ranks know of such a message before it is sent. The receiver therefore grants each message
 // with one CTS as soon as it posts the receive. A sender that enters the call first sends one RTS,
 // which tells the receiver of the call. The test counts the frames of a broadcast to one other
 // rank. One rank enters the call after the first frames of the other rank have arrived.
@@ -127,8 +127,8 @@ static void body(idist_group *world, int rank, int n, void *arg) {
     free(x);
 }
 
-// Sends a count on rank 1 that differs from the count that rank 0 expects. Whichever count is
-// granted, both ranks must report the mismatch.
+// Sends a message from rank 1 whose size differs from the size that rank 0 expects. Whichever of
+// the two sizes is larger, both ranks must report the mismatch.
 static void differing_counts(idist_group *world, int rank, int n, void *arg) {
     const size_t *kib = (const size_t *)arg; // KiB that are sent, KiB that are expected
     idist_opts o = opts_of(world);

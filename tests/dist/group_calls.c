@@ -97,7 +97,7 @@ static void odd_uses(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_group_begin());
     rank_is(rank, idist_send(&x, 1, IDIST_I32, 99, 0, &o), IDIST_ERR_ARG); // refused immediately
     rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o));
-    rank_is(rank, idist_group_end(), IDIST_ERR_ARG); // reported again; the rest completes
+    rank_is(rank, idist_group_end(), IDIST_ERR_ARG); // reported again; the all_reduce completes
     rank_check(strstr(idist_last_error(), "99") != NULL, "rank %d: got \"%s\"", rank,
                idist_last_error());
     rank_check(y == n, "rank %d: the call beside it: got %d expected %d", rank, y, n);

@@ -460,8 +460,8 @@ static void freed_with_messages(idist_group *world, int rank, int n, void *arg) 
 }
 
 // Runs every collective that proceeds host by host. The group has all ranks except the last, in an
-// order that differs from the world's. In one of the groups the blocks of each host are contiguous,
-// in another they are not. Sums of small integers and of powers of two are exact.
+// order that differs from the world's. In some of these groups the blocks of each host are
+// contiguous, in others they are not. Sums of small integers are exact.
 static void by_host(idist_group *g, int rank, int n) {
     idist_opts o = opts_of(g);
     int r = idist_group_rank(g);
@@ -505,7 +505,7 @@ static void by_host(idist_group *g, int rank, int n) {
 static void over_hosts(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL, *h = NULL;
     (void)arg;
-    for (int turn = 0; turn < 5; turn++) { // the groups' places in shared memory are reused
+    for (int turn = 0; turn < 5; turn++) { // the groups' regions of shared memory are used again
         rank_ok(rank, idist_split(world, rank < n - 1 ? 0 : -1, -rank, &g));
         rank_ok(rank, idist_split(world, rank < n - 1 ? 0 : -1, rank * 5 % n, &h));
         if (rank < n - 1) by_host(g, rank, n - 1);

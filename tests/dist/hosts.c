@@ -5,8 +5,9 @@
 // rank announces itself after 20 ms, and the announcement wakes the other ranks. Here the
 // announcement never comes, so a lost wake-up becomes a hang and ends in a time-out.
 //
-// Runs 3 rounds over 2+2+2+2, or 30 if IDIST_TEST_FULL=1. Then makes calls with sizes around the
-// size of a piece, and frees groups while another thread receives.
+// Runs 3 rounds over 2+2+2+2 (1 in the quick form, 30 if IDIST_TEST_FULL=1), and fewer over three
+// other placements. Then makes calls with sizes around the size of a piece, and frees groups while
+// another thread receives.
 //
 //     hosts MIB PLACEMENT...    runs only the operations, on MIB MiB, over these placements
 #ifndef RANKS_MPI
@@ -27,7 +28,7 @@ typedef struct large {
 } large;
 
 typedef struct buffers {
-    idist_group *world, *half; // half: the even or the odd ranks, including ours
+    idist_group *world, *half; // half: the even ranks on an even rank, otherwise the odd ones
     int rank, n;
     size_t count, block; // elements in a whole buffer, and in one of its n blocks
     uint32_t *send, *recv;

@@ -103,7 +103,8 @@ static int of_host_id(int rank, void *arg) {
     return run_rank(d, &p);
 }
 
-// Runs one rank of three. Their host ids have 150 characters and differ only in the last one.
+// Runs one rank of three on two hosts. The ids of the hosts have 150 characters and differ only in
+// the last character.
 static int of_long_host_id(int rank, void *arg) {
     static const placement p = {3, {NULL}, {0, 1, 0}, {2, 2, 1}, {0, 0, 1}, 2};
     idist_desc d = desc_with("auto", "auto");
@@ -320,7 +321,7 @@ int main(void) {
     tap_deadline(100);
     snprintf(file, sizeof file, "/tmp/init_test_%d", (int)getpid());
     every_method(file, port);
-    setenv("IDIST_ADDR", "127.0.0.1", 1); // on separate hosts, ranks find their own addresses
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // otherwise the ranks find their own addresses
     snprintf(url, sizeof url, "tcp://239.1.2.3:%d", port);
     nobody_answers(url);
     wrong_answers(url, port);

@@ -348,9 +348,9 @@ static void closed_beside(const char *transport, int n) {
     ranks_report("a world of %d closes while threads are inside calls, %s", n, transport);
 }
 
-// A thread that has made a call between idist_group_begin and idist_group_end. If another thread
-// closes the world now, the close must be refused. The world of a failed worker is closed
-// nevertheless, and the thread must still find its call.
+// A thread that has called idist_group_begin and made a call, but has not called idist_group_end
+// yet. If another thread closes the world now, the close must be refused. The world of a failed
+// worker is closed nevertheless, and idist_group_end must then return IDIST_ERR_ABORTED.
 typedef struct opener {
     idist_group *world;
     int32_t got;
@@ -592,7 +592,7 @@ typedef struct holder {
     int n;                     // the first n locks are held
 } holder;
 
-enum { N_LOCKS = 7, N_LOCKS_OF_WORLDS = 4 }; // idist_spawn itself needs only the other locks
+enum { N_LOCKS = 7, N_LOCKS_OF_WORLDS = 4 }; // idist_spawn itself takes the last three
 
 static void *hold_locks(void *arg) {
     holder *h = (holder *)arg;
@@ -733,8 +733,8 @@ static int gloo_worker(int local_rank, void *arg) {
 }
 
 // Opens worlds with the backend names of torch.distributed and Ignite, which ported programs still
-// pass. The name gloo must select ring. Without its header, nccl must be refused with the name of
-// the header.
+// pass. The name gloo must select ring. Without idist_nccl.h, the name nccl must be refused with a
+// text that names this header.
 static void names_of_host_backends(void) {
     idist_desc d = desc_with(NULL, NULL);
     idist_group *w = NULL;

@@ -61,9 +61,9 @@ static void hundreds(const char *transport, int n, int most) {
 }
 
 // Runs an all_reduce in overlapping groups. Shared memory is so small that the world's collectives
-// use messages, while groups of half of the ranks fit into the regions of their members. Even ranks
-// lend the second group their second region. This region is smaller than the first region, which
-// odd ranks lend.
+// use messages, while groups of half of the ranks fit into regions that their members lend them
+// (ring/share/pool.h). Even ranks lend their first region to the group of even ranks. So they lend
+// the second group their second region, which is smaller than the first region that odd ranks lend.
 static int sum_in_overlapping_groups(int rank, void *arg) {
     enum { COUNT = 20000 };
     idist_group *even = NULL, *lower = NULL;

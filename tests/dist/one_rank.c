@@ -75,8 +75,8 @@ static void for_members_only(int rank, tally *all) {
     rank_ok(rank, idist_free_group(&part));
 }
 
-// Runs ranks 0 and 2 on host a, and ranks 1 and 3 on host b. All calls pass `local`, so that rank 0
-// of each host runs first.
+// Runs one rank of four. Ranks 0 and 2 are on host a, ranks 1 and 3 on host b. All calls on the
+// world set `local`, so that local rank 0 of each host runs first.
 static int on_two_hosts(int rank, void *arg) {
     hosts *h = (hosts *)arg;
     tally *all = h->calls;
@@ -105,7 +105,7 @@ int main(void) {
     tap_deadline(60);
     (void)ranks__log();
     hosts *h = (hosts *)shared_alloc(sizeof *h);
-    setenv("IDIST_ADDR", "127.0.0.1", 1); // on separate hosts, ranks find their own addresses
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // otherwise the ranks find their own addresses
     h->port = free_port();
     h->calls[0].fails_on = -1;
     h->calls[1].fails_on = 1;

@@ -286,8 +286,8 @@ static void freed_while_used(idist_group *world, int rank, int n, void *arg) {
     (void)arg;
     for (uint32_t k = 0; k < CALLS * MANY; k++) x[k] = k + 1;
     rank_ok(rank, idist_op_create(add_mod, &all, true, world, &op));
-    // During the sleep, the other ranks start their calls and free the op. The results must be
-    // right without the sleep as well.
+    // During the sleep, the other ranks start their calls and free the op. The results must also be
+    // right without the sleep.
     if (rank == 0) tap_sleep_ms(50);
     for (int c = 0; c < CALLS; c++) {
         idist_opts a = opts_async(world, &r[c]);

@@ -185,8 +185,8 @@ static void send_to_probe(idist_group *world, int i, int tag, size_t count, unsi
     rank_ok(0, idist_wait(&request));
 }
 
-// Probes for messages of several sizes. A probe must describe the message and leave it. Rank 1
-// probes before the message is sent if i is odd, otherwise after.
+// Probes for messages of several sizes. A probe must describe the message and leave it. If i is
+// odd, rank 0 sends the message only when rank 1 is about to probe.
 static void probes(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[4] = {0, 10, 5000, 100000};
     idist_opts o = opts_of(world);
@@ -287,7 +287,7 @@ static void probes_in_vain(idist_group *world, int rank, int n, void *arg) {
     int32_t x = 0;
     (void)arg;
     (void)n;
-    // Uses a message, because a barrier could fail when rank 1 aborts.
+    // The ranks meet by a message, because a barrier of rank 0 could fail when rank 1 aborts.
     if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 0, &o));
     if (rank == 1) rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 0, 0, NULL, &o));
     if (rank == 1) rank_ok(rank, idist_abort(world));
@@ -301,8 +301,9 @@ static void probes_in_vain(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// Matches a message and receives it. Until then, probes must not find the message, and a receive
-// must get the next message. If i is odd, the probe comes before the send.
+// Matches a message and then receives it. Between these calls, probes must not find the message,
+// and an ordinary receive must get the next message. If i is odd, rank 0 sends only when rank 1 is
+// about to probe.
 static void matched_once(idist_group *world, int rank, int i, size_t count, unsigned char *p) {
     idist_request request = {NULL};
     idist_opts o = opts_of(world), a = opts_async(world, &request);
@@ -548,14 +549,15 @@ static void matched_and_left(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
     rank_ok(rank, idist_free_group(&group));
     if (rank == 1) rank_is(rank, idist_mrecv(&x, 1, IDIST_I32, &m[0], &o), IDIST_ERR_STATE);
-    if (!rank_ok(rank, idist_split(world, 0, rank, &group))) return; // perhaps at the same address
+    if (!rank_ok(rank, idist_split(world, 0, rank, &group))) return; // maybe at the same address
     if (rank == 1) rank_is(rank, idist_mrecv(&x, 1, IDIST_I32, &m[0], &o), IDIST_ERR_STATE);
     rank_ok(rank, idist_free_group(&group));
     rank_ok(rank, idist_barrier(&o)); // m[1] is freed with the world
 }
 
-// Matches messages that a rank sends to itself. Small messages are matched after they are sent,
-// large messages while their send waits. If i is odd, the probe comes first.
+// Matches messages that a rank sends to itself. If i is odd, the probe is posted before the send.
+// Otherwise a small message is matched after its send has completed, and a large message while its
+// send waits.
 static void matched_to_self(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[3] = {0, 1000, 200000};
     idist_opts o = opts_of(world);
@@ -835,8 +837,9 @@ static void own_tags(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Sends megabytes of small messages, which are received. After that, a small blocking send must
-// return by itself, because the receiver has returned the credit of the sender. The messages have
-// many sizes, so that they cross the end of a pipe at any offset. They must arrive unchanged.
+// return before its receive is posted, because the receiver has returned the sender's credit (its
+// right to send small messages). The messages have many sizes, so that they cross the end of a pipe
+// at any offset. They must arrive unchanged.
 static void window_opens_again(idist_group *world, int rank, int n, void *arg) {
     enum { EACH = 3000, NBYTES = 2000 };
     idist_opts o = opts_of(world), brief = opts_of(world);
@@ -880,7 +883,7 @@ int main(void) {
         const char *name = transport_names[t];
         idist_desc d = desc_with(name, "auto");
         for (int n = 1; n <= 2; n++) {
-#ifndef RANKS_MPI // MPI completes a send to itself of any size at once
+#ifndef RANKS_MPI // MPI completes a rank's send to itself at once
             ranks_case(n, &d, cancelled_to_self, NULL, "a send to oneself that timed out n=%d, %s",
                        n, name);
 #endif

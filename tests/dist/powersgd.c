@@ -126,7 +126,7 @@ static float torch_gradient(int64_t i, int param, int rank, int iteration) {
     return (float)(x - 50) / 64;
 }
 
-// Replaces our random start with torch's. Returns the number of matrices replaced.
+// Replaces idist's random start with torch's. Returns the number of matrices replaced.
 static int put_start(idist_ddp *ddp, const torch_case *c, int iteration) {
     idist__powersgd_state *state = (idist__powersgd_state *)ddp->buckets[0].exposed.state;
     int placed = 0;
@@ -332,8 +332,8 @@ static void spiked(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
-// Sends gradients that are meant to cancel out across ranks. The library must not drop the error
-// feedback because of this.
+// Sends gradients that cancel out across ranks. The library must not drop the error feedback
+// because of this.
 static void opposite(idist_group *world, int rank, int n, void *arg) {
     model m;
     idist_ddp *ddp = NULL;

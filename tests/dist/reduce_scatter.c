@@ -4,8 +4,8 @@
 #include "grid.h"
 
 // Checks one call in which rank r gets counts[r] elements. `v` selects reduce_scatterv, which takes
-// the counts. In place, recv is our block of send, and the library may use the other blocks as
-// scratch memory. Therefore only the result and the guards are checked then.
+// the counts. In place, recv is this rank's block of send, and the library may use the other blocks
+// as scratch memory. Therefore only the result and the guards are checked then.
 static void check_blocks(grid_case *c, const size_t *counts, bool v) {
     size_t esize = idist_dtype_size(c->dtype), own = counts[c->rank], total = 0, at = 0;
     for (int k = 0; k < c->n; k++) {

@@ -55,8 +55,8 @@ static void complete_some(int rank, int n, idist_request *r, size_t n_requests, 
     }
 }
 
-// Starts K all_reduces of different sizes and completes them in an order that differs from rank to
-// rank.
+// Starts K all_reduces of different sizes and completes them in the way that `how` selects. If
+// `how` is 1, the ranks wait in different orders.
 static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
     enum { K = 12 };
     static const size_t counts[4] = {1, 100, 5000, 60000};
@@ -422,8 +422,8 @@ static void beside_a_sleeping_thread(idist_group *world, int rank, int n, void *
     (void)arg;
     brief.timeout_ms = 80;
     TAP_REQUIRE(pthread_create(&thread, NULL, receive, world) == 0);
-    // After this time the other thread sleeps and has announced that it sleeps. The result must be
-    // right without the delay as well.
+    // After this time the other thread sleeps and has announced that it sleeps. The result must
+    // also be right without the delay.
     tap_sleep_ms(150);
     // Time during which a thread or the machine waits for a processor does not count.
     int64_t start_ns = tap_now_ns(), waited_ns = tap_all_waited_ns() + tap_stolen_ns();
@@ -541,9 +541,9 @@ static void crowd_send(idist_group *world, int rank, int k, size_t nbytes, int t
     rank_ok(rank, idist_send(crowd_buffers[rank], nbytes, IDIST_U8, 0, tag, &a));
 }
 
-// Posts the receives first and sends the messages from the last to the first, so that no message is
-// for the oldest receive. Both ranks have announced that they wait before the first message is
-// sent.
+// Posts the receives first and sends the messages from the last to the first, so that each message
+// matches the newest of the open receives. Both ranks have announced that they wait before the
+// first message is sent.
 static void receives_first(idist_group *world, int rank, int count) {
     idist_opts o = opts_of(world);
     for (int k = 0; k < count && rank == 0; k++) crowd_recv(world, rank, k, 4, k);
@@ -553,7 +553,8 @@ static void receives_first(idist_group *world, int rank, int count) {
     rank_ok(rank, idist_wait_all(crowd_requests[rank], (size_t)count));
 }
 
-// Sends the messages first. They are more than the space for early messages can hold.
+// Sends the messages first. MANY messages need more space than a rank has for messages without a
+// receive.
 static void messages_first(idist_group *world, int rank, int count) {
     idist_opts o = opts_of(world);
     for (int k = 0; k < count && rank == 1; k++) crowd_send(world, rank, k, 1500, k);

@@ -92,7 +92,7 @@ static void values(idist_group *world, int rank, int n, void *arg) {
         rank_check(s->count == p->sockets && idist__sockets_is_complete(s),
                    "rank %d: the link to %d has %d sockets", rank, k, s->count);
     }
-    rank_ok(rank, idist_barrier(&o)); // no rank leaves while another rank looks
+    rank_ok(rank, idist_barrier(&o)); // no rank leaves while another rank checks its links
 }
 
 static void one_count(const char *transport, int sockets) {
@@ -146,7 +146,7 @@ static void automatic(void) {
         network.mbits = rows[i].mbits;
         network.window_nbytes = rows[i].window_nbytes;
         tap_is(idist__records_fill_sockets(&network), rows[i].sockets,
-               "%u us there and back, %u Mbit/s", rows[i].round_trip_us, rows[i].mbits);
+               "%u us round trip, %u Mbit/s", rows[i].round_trip_us, rows[i].mbits);
     }
 }
 
@@ -164,8 +164,8 @@ static void bad_numbers(void) {
 
 // ---- failures ----
 
-// Shuts down one socket of the link from rank 0 to rank 1, in the middle of a stream. Each rank
-// must report the other as lost.
+// Shuts down one socket of the link between ranks 0 and 1 after 20 all_reduces. Each rank must
+// report the other as lost.
 static int breaks(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     idist__ring *ring = idist__ring_of(world->w);

@@ -79,7 +79,7 @@ typedef struct rank_state {
     idist_op user_ops[3];
     uint64_t own; // random numbers of this rank only
     uint64_t number;
-    // A value was wrong. The rank continues until all ranks next compare their results, so that no
+    // A value was wrong. The rank continues until the ranks next agree whether to stop, so that no
     // rank waits for it.
     bool wrong;
     bool broken; // a call failed

@@ -1,5 +1,6 @@
 // unreadable: buffers that other processes cannot read (memfd_secret). Normally a rank reads large
-// buffers directly from the memory of the other process.
+// buffers directly from the memory of the other process. Here such reads fail, and the data must
+// arrive nevertheless.
 #include "idist.h"
 
 #include "ranks.h"

@@ -3,8 +3,8 @@
 //
 // A rank that waits for the next step of one member announces which member, and the other ranks do
 // not wake it. Normally a lost wake-up causes only a delay. A sleeping rank wakes every 10 to 30 ms
-// to check for ended processes, and announcements wake it after 20 ms. Here neither ever happens,
-// so a lost wake-up becomes a hang and ends in a time-out.
+// to check for ended processes. A rank that has waited for 20 ms announces itself, which wakes the
+// other ranks. Here neither ever happens, so a lost wake-up becomes a hang and ends in a time-out.
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
 #define IDIST__LOOK_NS ((int64_t)3600 * 1000000000)

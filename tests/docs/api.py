@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""api.py DOCS HEADER... - compares what make docs wrote with the headers; prints what is wrong.
+"""api.py DOCS HEADER... - compares the output of make docs with the headers; prints what is wrong.
 
     lost        a line of a comment among the declarations that is on no page, or on no man page
-    code        in backticks in a comment, and not shown as code
-    function    without an anchor, its declaration, a description; a man page that lacks one of them
-    name        of a man page that does not begin with idist_
-    link        to a place of a page that does not exist, or to a file:///path of an explanation; to
-                a man page that does not exist
-    troff       what the formatter says of a man page
+    code        text in backticks in a comment that is not shown as code
+    function    a function without an anchor, its declaration or its description; a man page without
+                the declaration or the description
+    name        a man page whose name does not begin with idist_
+    link        a link to a place that does not exist on a page, or to a file:///path that is only
+                an example in a comment; a reference to a man page that does not exist
+    troff       a message of the formatter about a man page
 """
 import glob
 import html
@@ -21,17 +22,17 @@ DOCS, *HEADERS = sys.argv[1:]
 
 
 def squeezed(text):
-    """The text without spaces: lines are broken elsewhere on a page."""
+    """Returns the text without white space, because a page breaks its lines elsewhere."""
     return re.sub(r'\s', '', text)
 
 
 def plain(comment):
-    """A line of a comment, squeezed, as a page shows it."""
+    """Returns a line of a comment as a page shows it, squeezed."""
     return squeezed(comment.replace('`', ''))
 
 
 def rendered(file):
-    """A man page as a reader sees it. Prints what the formatter has to say of it."""
+    """Returns a man page as a reader sees it. Prints the messages of the formatter."""
     run = subprocess.run(['man', '--warnings=w', '--nh', '--nj', '-E', 'ascii', '-l', file],
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False,
                          env={**os.environ, 'MANWIDTH': '1000', 'MANPAGER': 'cat'},
@@ -46,7 +47,7 @@ def text_of(page):
 
 
 def declarations(path):
-    """The part of a header that Doxygen gets, but for its first line, which is split there."""
+    """Returns the part of a header that Doxygen reads, without the line that Doxygen splits."""
     with open(path, encoding='ascii') as file:
         text = file.read()
     return re.split(r'\n// (?:Only here for the API|The API ends here)', text)[0].split('\n', 1)[1]
@@ -61,14 +62,14 @@ def comment_lines(text):
 
 
 def functions(text):
-    """Each function: name, declaration, and the lines of the comment before it."""
+    """Yields the name, the declaration and the comment lines of each function."""
     pattern = r'((?:^//.*\n)*)^IDIST_API ([^;]*?(\w+)\([^;]*?\))(?: IDIST__\w+\(.*?\))?;'
     for match in re.finditer(pattern, text, re.M):
         yield match[3], squeezed(match[2]), match[1].split('\n')[:-1]
 
 
 def documented(page):
-    """Each function on a page: name, declaration and description."""
+    """Yields the name, the declaration and the description of each function on a page."""
     for part in page.split('<h2 class="memtitle">')[1:]:
         name = re.match(r'<span class="permalink"><a href="#(\w+)">.*?</a></span>(\w+)\(\)', part)
         match = re.search(r'<div class="memproto">(.*?)</div><div class="memdoc">(.*)', part, re.S)

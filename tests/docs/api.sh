@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# api.sh - make docs: without a warning, every declaration with its comment, every link right; a man
-# page for each, by its name.
+# api.sh - tests make docs. It prints no warning, every declaration appears with its comment, and
+# every link is right. Each function has a man page of its own name.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -11,8 +11,8 @@ for tool in doxygen linkchecker man python3; do
     }
 done
 
-touch "$WORK/the" # make must not take the name of the folder for two
-chmod a+rx "$WORK" # as root, linkchecker becomes another user
+touch "$WORK/the" # make must not treat the folder name as two names
+chmod a+rx "$WORK" # linkchecker switches to another user if it runs as root
 ok_run 0 "make docs" 60 make -s docs DOCS="$WORK/the docs"
 [ -f "$WORK/the" ]
 ok $? "which removes no other file"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # examples.sh - builds every numbered example by the build line in its head, runs it, and compares
-# with the output that the head promises (in any order of lines; three dots stand for anything).
-# Other scripts run examples/apps (tests/train), 26_particles (particles.sh), and the examples for
-# GPUs (tests/device/examples.sh).
+# its output with the output that the head promises. The lines may be in any order, and three dots
+# stand for any text. Other scripts run examples/apps (tests/train), 26_particles (particles.sh),
+# and the examples for GPUs (tests/device/examples.sh).
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
@@ -30,14 +30,14 @@ for source in examples/[0-9]*.c examples/[0-9]*.cpp; do
     build_example "$source" "$name"
 done
 
-# compare NAME FILE...: the files together hold the promised lines.
+# compare NAME FILE...: checks that the files together contain exactly the promised lines.
 compare() {
     local name=$1 rc=0 source=examples/$1.c promised got
     shift
     [ -f "$source" ] || source=examples/$name.cpp
     expected_output "$source" | sed "s/host box/host $(hostname)/" | sort >"$WORK/expected"
     cat "$@" | sort >"$WORK/got"
-    # A line that matches a promised one with dots is taken for it.
+    # A line that matches a promised line with dots counts as that line.
     while IFS= read -r promised <&3 && IFS= read -r got <&4; do
         # shellcheck disable=SC2053 # a pattern
         [[ $promised == *...* && $got == ${promised//.../?*} ]] && got=$promised
@@ -74,9 +74,9 @@ for name in 02_collectives 03_send_recv 04_ring_allreduce; do
     compare $name "$WORK"/rank.[0-2]
 done
 
-# The training programs, 21 on: with the number of ranks that the head shows, however they were
-# started, they print what it says; with others they check themselves, and these lines are there
-# too.
+# The training programs: 05_train, and those from 21 to 25. With the number of ranks that the head
+# shows, a program prints what the head says, however it was started. With other numbers of ranks,
+# the program checks itself, and its output contains the given lines.
 spawned() { # NAME RANKS LINE...
     local name=$1 n=$2 line
     shift 2
@@ -86,7 +86,7 @@ spawned() { # NAME RANKS LINE...
         ok $? "$name: $n spawned: \"$line\"" || diag <"$WORK/log"
     done
 }
-by_hand() { # NAME RANKS: only rank 0 speaks
+by_hand() { # NAME RANKS: also checks that only rank 0 prints
     local name=$1 n=$2
     run_ranks "$n" 60 "$WORK/$name"
     ok $? "$name: $n started by hand" || cat "$WORK"/rank.? | diag
@@ -95,7 +95,7 @@ by_hand() { # NAME RANKS: only rank 0 speaks
         diag <"$WORK/others"
     rm "$WORK"/rank.[1-9]
 }
-refuses() { # NAME ARGUMENT...: each of them alone, and two numbers
+refuses() { # NAME ARGUMENT...: tries each argument alone, and five that no program accepts
     local name=$1 argument
     shift
     for argument in "$@" "" none 3x -1 0; do
@@ -104,8 +104,8 @@ refuses() { # NAME ARGUMENT...: each of them alone, and two numbers
     grep -q '^usage: ' "$WORK/log"
     ok $? "$name: and says how to call it" || diag <"$WORK/log"
 }
-# Of three ranks, rank 1 does not find the images. It ends with an error, and so do the others,
-# which say TEXT.
+# Starts three ranks, of which rank 1 does not find the images. Rank 1 ends with an error. The other
+# ranks also end with an error, and print TEXT.
 without_data() { # NAME TEXT
     local name=$1 text=$2 r
     # shellcheck disable=SC2016 # the ranks expand it
@@ -198,7 +198,8 @@ if [ -x "$WORK/$name" ]; then
     grep -q '1 ranks: it takes 2 to 16' "$WORK/rank.0"
     ok $? "$name: a server alone is refused" || diag <"$WORK/rank.0"
 
-    # A worker is killed in the middle of an endless training: the others end, and name it.
+    # Kills a worker in the middle of an endless training. The other ranks end, and name the killed
+    # rank.
     port=$(free_port)
     pids=()
     for r in 0 1 2 3; do

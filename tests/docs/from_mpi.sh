@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# from_mpi.sh - docs/from-mpi.md: every statement of its tables is in from_mpi.c as it stands there,
-# and from_mpi.c does what the page says, with 1 to 4 ranks. (readme.sh has its programs.)
+# from_mpi.sh - checks that from_mpi.c contains every statement in the tables of docs/from-mpi.md,
+# and does what the page says with 1 to 4 ranks. (readme.sh tests the programs of the page.)
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 

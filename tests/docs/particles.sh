@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# particles.sh - 26_particles on any number of ranks gets the bits of the serial program that it was
-# made from; both print what their heads say; the difference between the two is as short as
-# docs/examples.md says, and that page shows it.
+# particles.sh - tests 26_particles. On any number of ranks, it computes the same bits as the serial
+# program from which it was made. Both programs print what their heads say. Their difference is as
+# short as docs/examples.md says, and that page shows the difference.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
@@ -9,7 +9,7 @@
 
 BEFORE=examples/before/26_particles.c
 AFTER=examples/26_particles.c
-MAX_LINES=12 # added or changed, beside that of the include
+MAX_LINES=12 # lines added or changed, without the line of the include
 ln -s "$ROOT"/idist*.h "$ROOT/examples" "$WORK"/
 ! grep -qE 'include "|(idist|IDIST)_' <(sed -n '/^#include/,$p' $BEFORE)
 ok $? "there is no idist in the program before" || diag <<<"$BEFORE"
@@ -20,7 +20,7 @@ cp build/idistrun "$WORK"
 
 # ---- results ----
 
-same() { # NAME FILE: the lines of the serial program, checksums and all
+same() { # NAME FILE: checks that FILE equals the output of the serial program
     cmp -s "$WORK/serial" "$2"
     ok $? "$1: the bits of the serial program" || diff "$WORK/serial" "$2" | diag
 }
@@ -42,7 +42,8 @@ awk '{ gsub(",", ""); energy = $8; if (NR == 1) first = energy
 ok $? "the kinetic energy changes, and the sum stays" || diag <"$WORK/serial"
 
 same "alone" "$WORK/log"
-# ranks N PROGRAM [STEPS]: on N ranks what $WORK/serial has. Only one of them may speak.
+# ranks N PROGRAM [STEPS]: checks that the program on N ranks prints what is in $WORK/serial. Only
+# one rank may print.
 ranks() {
     local n=$1
     shift
@@ -62,7 +63,8 @@ ok "$(wc -l <"$WORK/others")" "only rank 0 speaks" || diag <"$WORK/others"
 ok_run 0 "before: 2 steps" 60 "$WORK/26_particles_before" 2 && cp "$WORK/log" "$WORK/serial"
 ranks 44 26_particles 2
 
-# A cube of 8 atoms: unequal shares, an atom per rank, a rank without one.
+# A cube of 8 atoms on 5, 8 and 9 ranks: unequal shares, one atom per rank, and a rank without
+# atoms.
 mkdir "$WORK/cube"
 for source in $BEFORE $AFTER; do
     name=small
@@ -93,7 +95,7 @@ ok_run 1 "before: refuses \"1 2\"" 20 "$WORK/26_particles_before" 1 2
 
 # ---- the difference ----
 
-# Without the heads and without the numbers of lines.
+# Compares the programs without their heads, and drops the line numbers.
 code() { sed -n '/^#include/,$p' "$1"; }
 diff -p -U0 <(code $BEFORE) <(code $AFTER) | sed -e '1,2d' -e 's/^@@ [^@]* @@/@@/' -e 's/ $//' \
     >"$WORK/difference"
@@ -103,6 +105,6 @@ awk '/^```diff$/ { inside = 1; next } /^```/ { inside = 0 } inside' docs/example
 diff "$WORK/difference" "$WORK/shown" >"$WORK/diff"
 ok $? "docs/examples.md shows it" || diag <"$WORK/diff"
 grep -q "^A simulator of $(wc -l <$BEFORE) lines" docs/examples.md &&
-    grep -q "by $added lines" docs/examples.md && grep -q "difference, $added lines" $AFTER
+    grep -q "by $added lines" docs/examples.md && grep -q "the difference, which is $added lines" $AFTER
 ok $? "docs/examples.md and the head say how long they are"
 done_testing

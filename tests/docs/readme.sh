@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# readme.sh [PAGE...] - the programs and commands of README.md and the pages of docs/, or of the
-# pages given, do what the pages say.
+# readme.sh [PAGE...] - checks that the programs and commands of the given pages do what the pages
+# say. The default is README.md and all pages of docs/.
 #
-# Every ```c or ```cpp block that contains "int main" is a program: it is compiled, as cc
-# -DIDIST_IMPLEMENTATION does it (the option is left out when the block defines the macro itself),
-# and must give no warning. A comment directly before a block says more:
+# Every ```c or ```cpp block that contains "int main" is a program. The script compiles it with
+# -DIDIST_IMPLEMENTATION, unless the block defines the macro itself. There must be no warning. A
+# comment directly before a block gives further instructions:
 #
 #     <!-- test: run, expect "reduced: 3" -->       run the program too; the output must contain the
 #                                                   text
-#     <!-- test: object -->                         compile the block, which is no whole program
+#     <!-- test: object -->                         compile the block, which is not a program
 #     <!-- test: hosts, expect "rank 3" -->         two_hosts.sh runs the block
-#     <!-- test: file hello.c -->                   keep the block under this name, for a sh block
+#     <!-- test: file hello.c -->                   save the block under this name, for a sh block
 #                                                   that compiles it
-#     <!-- test: skip "needs two hosts" -->         do not touch it, and count a skip
+#     <!-- test: skip "needs two hosts" -->         do not test the block, and count a skip
 #     <!-- test: sh, expect "hello from rank 0" --> before a ```sh or ```console block: run its
 #                                                   lines in one shell
 #
-# Words are separated by commas; expect and run may be there several times. In console blocks only
-# lines with "$ " are commands. sh blocks without such a comment are not run. Programs and commands
-# of all pages run in one folder, which holds the clone as idist/, and what a clone holds: each
-# program for at most a minute, each block of commands, which may compile two programs, for at most
-# two.
+# Commas separate the words of a comment, and expect and run may appear several times. In console
+# blocks, only lines that start with "$ " are commands. sh blocks without such a comment are not
+# run. Programs and commands of all pages run in one folder. It contains the clone as idist/, and
+# what a clone contains. A program may run for 60 s, and a block of commands, which may compile two
+# programs, for 120 s. ok_run multiplies both limits by PATIENCE.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -30,8 +30,9 @@ cp "$ROOT"/idist*.h "$ROOT/idist.hpp" "$WORK"/
 ln -s "$ROOT"/{examples,tests,tools,Makefile} "$WORK"/
 ln -s "$ROOT" "$WORK/idist"
 
-# One file per fenced block: LINE.LANGUAGE, and LINE.test with the words of the comment before it.
-blocks_of() { # PAGE: to $WORK/blocks
+# Writes one file per fenced block, LINE.LANGUAGE, and a file LINE.test with the words of the
+# comment before the block.
+blocks_of() { # PAGE: writes to $WORK/blocks
     rm -rf "$WORK/blocks"
     mkdir "$WORK/blocks"
     awk -v folder="$WORK/blocks" '
@@ -54,8 +55,8 @@ blocks_of() { # PAGE: to $WORK/blocks
     ok $? "every block of $1 is closed"
 }
 
-# The table "Where to see it": every file exists and has the names of its row; the last one is that
-# of a function in it, where the file is a test.
+# Checks the table "Where to see it": every file exists and contains the names of its row. If the
+# file is a test, the last name of the row is a function in it.
 check_where_to_see_it() { # PAGE
     local feature shown file name
     sed -n '/^## Where to see it$/,/^## A program/p' "$1" | grep '^| `' >"$WORK/rows"
@@ -76,7 +77,7 @@ check_where_to_see_it() { # PAGE
     ok $(($(wc -l <"$WORK/rows") < 20)) "$1: there is that table" || diag <"$WORK/rows"
 }
 
-# The files and headings that links lead to exist.
+# Checks that every file and heading that the page links to exists.
 check_links() { # PAGE
     local target file
     grep -oE '\]\([^)]*\)' "$1" | sed 's/^](//; s/)$//' | grep -v '^http' | while read -r target; do
@@ -89,24 +90,24 @@ check_links() { # PAGE
     ok "$(wc -l <"$WORK/wrong")" "$1: every link leads somewhere" || diag <"$WORK/wrong"
 }
 
-# Every name of idist that the text gives exists: in a header, or as a file.
+# Checks that every idist name in the text exists, either in a header or as a file.
 check_names() { # PAGE
     local name word
     grep -oE '\b(idist|IDIST)_[A-Za-z0-9_]+' "$1" | sort -u | while read -r name; do
         word="\\b($name|X\(${name#IDIST_})"
-        [ "${name%_}" = "$name" ] && word="$word\\b" # else it stands for several names
+        [ "${name%_}" = "$name" ] && word="$word\\b" # otherwise a prefix of several names
         grep -qE "$word" idist*.h idist.hpp CMakeLists.txt tests/README.md ||
             compgen -G "*/$name*" >/dev/null || echo "$name"
     done >"$WORK/unknown"
     ok "$(wc -l <"$WORK/unknown")" "every name of idist in $1 exists" || diag <"$WORK/unknown"
 }
 
-# word KEY WORDS: the quoted or bare text after KEY, one line for each time it is there.
+# word KEY WORDS: prints the quoted or bare text after KEY, one line each time KEY occurs.
 word() { printf '%s\n' "$2" | grep -oE "(^|[ ,])$1 +(\"[^\"]*\"|[^ ,]+)" |
     sed -E "s/^[ ,]*$1 +//; s/^\"(.*)\"\$/\1/"; }
 has() { printf '%s\n' "$2" | sed 's/"[^"]*"//g' | grep -qE "(^|[ ,])$1([ ,]|\$)"; }
 
-# Every expected text is in $WORK/log.
+# Checks that $WORK/log contains every expected text.
 check_expected() { # NAME WORDS
     word expect "$2" | while IFS= read -r text; do
         grep -qF -- "$text" "$WORK/log" || echo "\"$text\" is not in the output"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# two_hosts.sh - the commands of README.md for two hosts, pasted as they stand: in two network
-# namespaces that know each other as node0 and node1. Each has a folder of its own, with copies of
+# two_hosts.sh - runs README.md's commands for two hosts, exactly as printed, in two network
+# namespaces that know each other as node0 and node1. Each host has its own folder, with copies of
 # the three files that the text names.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
@@ -10,7 +10,7 @@ net_hosts 2 || { ok 1 "two hosts" && done_testing; }
 for h in 0 1; do host_knows $h "10.7.0.1 node0" "10.7.0.2 node1"; done
 compile_once
 
-# part TEXT: the commands below the comment "# TEXT:" in the block for two hosts.
+# part TEXT: prints the commands below the comment "# TEXT:" in the block for two hosts.
 part() {
     awk -v text="# $1:" '
         /^<!-- test: hosts/ { here = 1 }
@@ -47,7 +47,7 @@ for r in 0 1 2 3; do
     ok $? "node$((r / 2)): rank $r has the sum" || diag <"$WORK/out.$((r / 2))"
 done
 
-# A host with another secret is refused by name.
+# A host with another secret is refused, and its error text mentions the secret.
 echo "not the secret of node0" >"$WORK/1/secret"
 for h in 0 1; do
     (cd "$WORK/$h" && on_host $h env IDIST_INIT_TIMEOUT_MS=4000 timeout -k 5 60 \

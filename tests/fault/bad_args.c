@@ -130,7 +130,7 @@ static void overlaps(int r, int n, const idist_opts *o) {
     bad(r, idist_all_reduce(x, (char *)x + 1, 10, IDIST_F32, IDIST_SUM, o));
     bad(r, idist_scan(x, x + 9, 10, IDIST_F32, IDIST_SUM, o));
     bad(r, idist_exscan(x + 9, x, 10, IDIST_F32, IDIST_SUM, o));
-    // The send buffer overlaps, but is not the rank's own block.
+    // The buffers overlap, but not at the rank's own block.
     bad(r, idist_all_gather(x + 10 * r + 1, x, 10, IDIST_F32, o));
     bad(r, idist_reduce_scatter(x, x + 10 * r + 1, 10, IDIST_F32, IDIST_SUM, o));
     bad(r, idist_all_to_all(x, x + 1, 10, IDIST_F32, o));

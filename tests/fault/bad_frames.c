@@ -1,10 +1,10 @@
-// bad_frames: frames that only a broken or hostile rank sends, even if the rank knows the secret of
-// the job.
+// bad_frames: frames that only a broken or hostile rank sends. The sender knows the secret of the
+// job, so authentication does not stop the frames.
 //
-// Rank 2 of three ranks sends the frames to rank 0. Rank 0 is in a call of the world, or of the
-// group of ranks 0 and 1. Rank 0 must report that rank 2 was lost. Rank 0 must not write out of
-// bounds, which `make asan` would detect. Rank 0 must hold no more than one window of memory for
-// the frames.
+// Rank 2 of three ranks sends the frames to rank 0. Meanwhile, rank 0 is in a barrier of the world.
+// Some frames name the group of ranks 0 and 1, to which rank 2 does not belong. Rank 0 must report
+// that rank 2 was lost. Rank 0 must not write out of bounds, which `make asan` would detect. Rank 0
+// must hold no more than one window of memory for the frames.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -167,7 +167,7 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
         char text[600] = "";
         idist_status status = IDIST_OK;
         // Rank 1 learns of the loss from rank 0, or from rank 2, which blames rank 0 for closing
-        // the connection.
+        // the connection. So only the text of rank 0 is checked.
         status = idist_barrier(&o);
         copy_text(text, sizeof text, idist_last_error());
         rank_check(status == IDIST_ERR_PEER_LOST, "rank %d: got %s: %s", rank,
@@ -185,8 +185,8 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     return 0;
 }
 
-// Rank 0 has granted the message of a broadcast. Rank 1 sends the message under a number that is
-// too high by *arg. Rank 0 must report the frame as malformed.
+// Rank 0 has granted the message of a broadcast by a CTS. Rank 1 sends the message under a number
+// that is too high by *arg. Rank 0 must report the frame as malformed.
 static int other_number(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { NBYTES = 100000 };
     static char x[NBYTES];
@@ -222,8 +222,9 @@ static int other_number(idist_group *world, int rank, int n, proc_slot *slot, vo
     return 0;
 }
 
-// Floods rank 0 with messages for groups that no rank knows. An honest rank may send such messages,
-// too, so rank 0 must only bound the memory that it keeps for them.
+// Floods rank 0 with messages for groups that no rank knows. An honest rank may also send messages
+// for a group that rank 0 does not know yet. So rank 0 must not report an error, but it must limit
+// the memory that it keeps for them.
 static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     static const uint8_t types[4] = {IDIST__RTS, IDIST__ABORT, IDIST__EAGER, IDIST__CTS};
     idist__world *w = world->w;
@@ -339,7 +340,7 @@ int main(void) {
                    rounds, transports[t]);
         ranks_case(2, &d, early_failure, NULL, "an early ABORT, %s", transports[t]);
     }
-    idist_desc d = desc_with("tcp", "latency"); // with these settings, rank 0 grants receives
+    idist_desc d = desc_with("tcp", "latency"); // with these settings, rank 0 sends CTS frames
     for (uint64_t i = 0; i < 2; i++) {
         uint64_t more = i ? 1000 : 1;
         tap_running("a number that was not granted");

@@ -85,7 +85,7 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
             return 92;
         TAP_REQUIRE(pthread_create(&thread, NULL, blocks, &b) == 0);
         while (!__atomic_load_n(&b.begun, __ATOMIC_ACQUIRE)) sched_yield();
-        tap_sleep_ms(20); // so that the thread is blocked; the test is right without it
+        tap_sleep_ms(20); // time for the thread to block; the test does not need it
         TAP_REQUIRE(pthread_cancel(thread) == 0);
         tap_sleep_ms(20);
         if (b.call == STORE_WAIT) rank_ok(0, idist_store_set(b.store, "key", "x", 1));

@@ -16,7 +16,7 @@ typedef struct plan {
 } plan;
 
 static void leave(int way) {
-    tap_sleep_ms(20); // so that the other ranks are blocked; the test is right without it
+    tap_sleep_ms(20); // time for the other ranks to block; the test does not need it
     if (way == BY_EXIT) exit(0);
     if (way == BY__EXIT) _exit(0);
     if (way == BY_SIGTERM) raise(SIGTERM);
@@ -42,7 +42,7 @@ static idist_status block(idist_group *world, int n, const plan *p, float *x) {
             status = idist_all_reduce(x + 1, x + 1, 1, IDIST_F32, IDIST_SUM, &b);
         for (int i = 0; i < 2 && status == IDIST_OK; i++)
             status = idist_wait_any(request, 2, &index);
-        // Both requests have ended; a world with open requests cannot be closed.
+        // Waits for both requests, because a world with open requests cannot be closed.
         idist_wait_all(request, 2);
         return status;
     case LATER: tap_sleep_ms(150); return idist_barrier(&o);

@@ -172,9 +172,9 @@ static void seen_by_others(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-// A rank that joins while every other rank stays away. The ranks that join are the even or the odd
-// ranks. Initialization must time out and name the missing ranks. Without rank 0 there is no job,
-// so no rank can tell who else is missing.
+// A rank that joins while some ranks stay away. Only the even ranks join, or only the odd ranks.
+// Initialization must time out and name the missing ranks. Without rank 0 there is no job, so no
+// rank can tell who else is missing.
 typedef struct lonely_rank {
     idist_store *store;
     int rank, n;
@@ -262,7 +262,7 @@ static int while_others_come(idist_group *world, int rank, int n, proc_slot *slo
     rank_ok(rank, idist_barrier(&o));
     if (rank == 1) {
         int64_t until = tap_now_ms() + 500;
-        // Sends fewer bytes than the window.
+        // Sends fewer bytes than the eager window, so that no send waits for a receive.
         for (long k = 0; tap_now_ms() < until && k < 10000; k++) {
             int64_t next = tap_now_ns() + 50000;
             rank_ok(rank, idist_send(&c, 1, IDIST_U8, 0, 1, &o));

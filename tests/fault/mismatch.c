@@ -51,7 +51,7 @@ typedef struct experiment {
 
 static idist_status make_call(const one_call *c, int n, const unsigned char *s, unsigned char *r,
                               const idist_opts *o) {
-    static _Thread_local size_t counts[RANKS_MAX]; // must outlive an immediate call
+    static _Thread_local size_t counts[RANKS_MAX]; // must outlive a call with a request
     for (int k = 0; k < n; k++) counts[k] = c->count;
     switch (c->operation) {
     case ALL_REDUCE: return idist_all_reduce(s, r, c->count, c->dtype, c->op, o);
@@ -85,7 +85,7 @@ static void check_text(const experiment *e, int rank, int n) {
     if (e->normal.operation != e->odd.operation)
         says_field = says_field || (text_has_word(text, operation_names[e->normal.operation]) &&
                                     text_has_word(text, operation_names[e->odd.operation]));
-    // The library may compare the barrier that follows first. In this case one rank is in barrier
+    // The library may first compare the next call, the barrier. In this case one rank is in barrier
     // #1 and another rank is in barrier #2.
     if (e->normal.operation == BARRIER || e->odd.operation == BARRIER)
         says_field =
@@ -230,7 +230,7 @@ static void fields(const setting *s, uint64_t *random_state) {
     }
 }
 
-// Rank 0 passes a count to all_to_allv that is one more than rank 1 expects from it. All ranks must
+// Passes, on rank 0, a count to all_to_allv that is one more than rank 1 expects. All ranks must
 // report the mismatch.
 static void v_counts(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
@@ -248,7 +248,7 @@ static void v_counts(idist_group *world, int rank, int n, void *arg) {
                "rank %d: the text names ranks 0 and 1 and the count: got \"%s\"", rank, text);
 }
 
-// The root of gatherv expects 6 elements from rank 1, which sends 5. All ranks must report the
+// Makes the root of gatherv expect 6 elements from rank 1, which sends 5. All ranks must report the
 // mismatch.
 static void gatherv_counts(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
@@ -305,7 +305,8 @@ static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, v
 
 static void crossing_calls(int n, const char *transport, crossing what, const char *field,
                            const char *name) {
-// The sanitizer's runtime has its own thread, so no process is single-threaded.
+// Deadlocks are detected only between ranks that have one thread each, and the runtime of the
+// thread sanitizer starts another thread.
 #ifdef __SANITIZE_THREAD__
     tap_skip(name, "%d ranks, %s, case %d: the thread sanitizer adds a thread", n, field,
              (int)what);
@@ -334,10 +335,10 @@ static void crossing_calls(int n, const char *transport, crossing what, const ch
     procs_free(&p);
 }
 
-// A receive that timed out no longer waits. Rank 0 enters a collective after the receive and must
-// not take the receive for one half of a deadlock. Meanwhile rank 1 waits for rank 2. The search
-// for deadlocks ignores calls with their own time-out, so rank 1's short time-out is set for its
-// world.
+// A receive of rank 1 that timed out no longer waits. Rank 0 enters a collective after the time-out
+// and must not take the receive for one half of a deadlock. Meanwhile rank 1 waits for rank 2. The
+// search for deadlocks ignores calls with their own time-out, so rank 1's short time-out is set for
+// its world.
 enum { TIMED_OUT = 1, ENTERS, IS_THROUGH };
 
 static int waits_no_more(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -358,14 +359,14 @@ static int waits_no_more(idist_group *world, int rank, int n, proc_slot *slot, v
     }
     if (rank == 2) {
         proc_await_phase(&slots[0], ENTERS);
-        tap_sleep_ms(300); // gives rank 0 time to look for a deadlock; the test is right without it
+        tap_sleep_ms(300); // time for rank 0 to look for a deadlock; the test does not need it
         rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 7, &patient));
     }
     proc_result(slot, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, rank == 0 ? &o : &patient));
     rank_check(x == n, "rank %d: got %d", rank, x);
     proc_phase(slot, IS_THROUGH);
     for (int k = 0; k < n; k++) proc_await_phase(&slots[k], IS_THROUGH);
-    (void)idist_close(&world); // uses rank 1's short time-out
+    (void)idist_close(&world); // may time out on rank 1
     return 0;
 }
 
@@ -402,7 +403,7 @@ static int fails_in_group(idist_group *world, int rank, int n, proc_slot *slot, 
         proc_phase(slot, ENTERS_WORLD);
     }
     if (rank == 1) {
-        // Gives rank 2 time to report that it waits. The test is right without this delay.
+        // Gives rank 2 time to report that it waits. The test does not depend on this delay.
         tap_sleep_ms(300);
         rank_ok(rank, idist_abort(g));
     }
@@ -414,7 +415,7 @@ static int fails_in_group(idist_group *world, int rank, int n, proc_slot *slot, 
         x = 1;
         proc_phase(slot, FAILED);
         proc_await_phase(&slots[0], ENTERS_WORLD);
-        tap_sleep_ms(300); // gives rank 0 time to look for a deadlock; the test is right without it
+        tap_sleep_ms(300); // time for rank 0 to look for a deadlock; the test does not need it
     }
     proc_result(slot, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o));
     rank_check(x == n, "rank %d: got %d", rank, x);

@@ -18,7 +18,7 @@ typedef struct memory {
     int64_t n_live;  // number of blocks; atomic
     int n_calls;     // number of allocations so far; atomic
     int fails;       // number of the allocation that fails, from 1
-    int hit, status; // the allocation failed; status of the first call of the rank that failed
+    int hit, status; // hit: the allocation failed; status: of the rank's first call that failed
     bool absent;     // the error text says that another rank did not show up
     char text[300];  // of the rank's first error
 } memory;
@@ -144,7 +144,7 @@ int main(void) {
         int n, loser;
     } worlds[5] = {{"auto", 2, 1}, {"tcp", 2, 0}, {"2+2", 4, 1}, {"2+2", 4, 2}, {"socket", 3, 0}};
     tap_deadline(200 * test_slow_factor());
-    setenv("IDIST_ADDR", "127.0.0.1", 1); // on separate hosts, ranks find their own addresses
+    setenv("IDIST_ADDR", "127.0.0.1", 1); // otherwise the ranks find their own addresses
     (void)ranks__log();
     for (int i = 0; i < 5; i++) {
         plan p = {worlds[i].transport, worlds[i].n, NULL, {{0}}};

@@ -219,7 +219,8 @@ static bool may_filter(void) {
     return waitpid(pid, &status, 0) == pid && status == 0;
 }
 
-// Returns true if root may create namespaces, which not every container allows.
+// Returns true if this process may create namespaces and become another user, which not every
+// container allows.
 static bool may_go(void) {
     pid_t pid = fork();
     int status = 1;

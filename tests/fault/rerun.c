@@ -144,8 +144,8 @@ static void scarce_free(void *p, void *user) {
 
 enum { LONG_NBYTES = 6000 }; // one read of the arguments returns less
 
-// Runs as a separate program with a long second argument. Each allocation of the call fails once. A
-// worker never gets only a part of the arguments.
+// Runs as a separate program with a long second argument. Makes each allocation of the call fail
+// once. A worker that starts must get the whole argument.
 static int scarce(int argc, char **argv) {
     idist_report report;
     idist_desc d = exec_desc(&report);
@@ -274,7 +274,7 @@ int main(int argc, char **argv) {
 #ifdef __SANITIZE_THREAD__
     beside = false;
 #endif
-// The sanitizer's allocator does not release its locks in a forked process.
+// The address sanitizer's allocator does not release its locks in a forked process.
 #ifdef __SANITIZE_ADDRESS__
     beside = false;
 #endif

@@ -142,8 +142,8 @@ static int reads_others(idist_group *world, int rank, int n, proc_slot *slot, vo
         __atomic_store_n(&slot->iterations, step, __ATOMIC_RELAXED);
         proc_phase(slot, 1);
     }
-    // The memory is ours again. A rank that still reads it must not mistake the new values for
-    // data.
+    // The call has ended, so this rank may overwrite the memory. A rank that still reads the memory
+    // must not mistake the new values for data.
     memset(x, 0x5A, nbytes);
     memset(y, 0x5A, 4 * how->count);
     proc_result(slot, s);
@@ -391,8 +391,8 @@ static void sleeps_in_barrier(int n) {
 // groups that are created and freed
 //------------------------------------------------------------------------------
 
-// Creates and frees 200 groups. The world has only a few places for groups in shared memory, so it
-// must reuse each place after the group there is freed.
+// Creates and frees 200 groups. The world has only a few regions of shared memory for groups, so it
+// must reuse each region after its group is freed.
 static void made_and_freed(idist_group *world, int rank, int n, void *arg) {
     enum { COUNT = 60000 };
     int32_t *x = (int32_t *)malloc(4 * COUNT), *y = (int32_t *)malloc(4 * COUNT);

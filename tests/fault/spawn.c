@@ -223,7 +223,7 @@ static int stops(int local_rank, void *arg) {
     }
     sign_in(b, 0);
     meet(b, 2);
-    tap_sleep_ms(30); // so that rank 1 has stopped; the test is right without it
+    tap_sleep_ms(30); // time for rank 1 to stop; the test does not need it
     return 3;
 }
 
@@ -311,8 +311,8 @@ static int ends_badly_after_an_abort(int local_rank, void *arg) {
     return 0;
 }
 
-// The last rank aborts the world, so the calls of all other ranks fail and those ranks end before
-// the last rank.
+// Aborts the world on the last rank, so the calls of all other ranks fail and those ranks end
+// before the last rank.
 static int aborts_the_world(int local_rank, void *arg) {
     (void)arg;
     if (local_rank != 2) return idist_barrier(NULL) != IDIST_OK;

@@ -134,8 +134,8 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
 
 // A test in which rank 0 comes late, after the warning has named it. Before rank 0 comes, the test
 // stops rank 1 inside the call and sets `is_stopped`. With two calls, the second call begins a
-// little later. When the first call times out, the ranks have not had time to answer the question
-// that the second call asks.
+// little later. When the first call times out, the ranks have not had time to answer the ASK frame
+// of the second call, which asks whether they still respond.
 typedef struct late_and_stopped {
     int calls, is_stopped; // is_stopped is atomic
 } late_and_stopped;
@@ -173,7 +173,7 @@ static void stopped_after_the_warning(const char *placement, int calls) {
     d.timeout_ms = 2500 * test_slow_factor();
     procs_start(&p, 3, &d, comes_late, e);
     rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
-    tap_sleep_ms(600 * test_slow_factor()); // the warning is logged; the test is right without it
+    tap_sleep_ms(600 * test_slow_factor()); // time to log the warning; the test does not need it
     kill(p.pid[1], SIGSTOP);
     __atomic_store_n(&e->is_stopped, 1, __ATOMIC_RELEASE);
     for (int k = 0; k < 3; k += 2)
@@ -325,7 +325,7 @@ static void chain_case(int n, int kind, const char *transport) {
                  transport);
 }
 
-// Reads from a path on which nothing arrives any more, in either direction.
+// Reads from a path that is cut, on which nothing arrives any more.
 static ptrdiff_t cut_read(void *port, void *buf, size_t nbytes) {
     (void)port;
     (void)buf;

@@ -1,11 +1,11 @@
 // unread: a rank that has not yet read the one frame that differs must not return IDIST_OK from the
 // next call.
 //
-// One rank calls with a different root than all other ranks. No rank waits for another rank in that
-// call, and the message that reveals the mismatch stays unread. The test holds back reads from
-// these connections until one rank, the witness, has its result. The call itself or the barrier
-// after it returns this result. Depending on the case, the barrier uses messages, shared memory, or
-// the algorithm for several hosts.
+// One rank, the odd rank, calls with a different root than all other ranks. No rank waits for
+// another rank in that call, and the message that reveals the mismatch stays unread. The test holds
+// back reads from the connections of the odd rank until one rank, the witness, has its result. The
+// call itself or the barrier after it returns this result. Depending on the case, the barrier uses
+// messages, shared memory, or the algorithm for several hosts.
 #include <stdatomic.h>
 #include <stdbool.h>
 

@@ -146,8 +146,8 @@ static bool take_away(const without *w) {
     }
 }
 
-// Makes every rank an ordinary user if the test needs that. Root may read all memory and may lock
-// all of it.
+// Makes every rank an ordinary user if the test needs that, because the user root may read and lock
+// all memory.
 static bool becomes_a_user(const without *w) {
     if (w->what != UNDUMPABLE && !(w->what == LOCKED_MEMORY && w->amount)) return true;
     if (geteuid() == 0 && setuid(65534) != 0) return false;
@@ -292,8 +292,8 @@ static void losses(void) {
     }
 }
 
-// Checks a world with the smallest shares that a caller can request. The world's description must
-// say if a share is too small for collectives.
+// Checks a world in which the rank's shares of the shared file (desc.shm_nbytes) are small. The
+// world's description must say if a share is too small for collectives.
 static void small_share(idist_group *world, int rank, int n, void *arg) {
     bool told = strstr(world->w->about.sharing, "too little for collectives") != NULL;
     (void)arg;
@@ -318,9 +318,10 @@ static size_t file_bytes(const idist_group *world) {
     return fstat(idist__ring_of(world->w)->shm->fd, &st) == 0 ? (size_t)st.st_blocks * 512 : 0;
 }
 
-// Checks the memory of groups. The first group of the world allocates memory for its regions. After
-// it is freed, rank 1 can allocate no more memory. The next group of the same size must reuse the
-// first group's memory, and another group beside it must do without regions.
+// Checks the memory of groups. The first group of the world allocates memory for its regions of the
+// shared file (ring/share/pool.h). After it is freed, rank 1 can allocate no more memory. The next
+// group of the same size must reuse the first group's memory, and another group beside it must do
+// without regions.
 static int regions_late(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_group *g = NULL, *h = NULL;
     idist_opts o = opts_of(world);

@@ -194,8 +194,8 @@ static void cannot_join(int odd_size, const char *odd_secret, const char *name) 
     munmap(all, sizeof *all);
 }
 
-// Kills a worker. The survivors may end before it is reaped, in any way, but the report must name
-// the killed worker.
+// Kills a worker. The survivors may end in any way before the killed worker is reaped, but the
+// report must name the killed worker.
 static int dies(int local_rank, void *arg) {
     int way = *(int *)arg;
     if (idist_barrier(NULL) != IDIST_OK) return 9;

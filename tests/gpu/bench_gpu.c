@@ -1,4 +1,4 @@
-// bench_gpu - measures what idist takes with device memory, for each device backend, number of
+// bench_gpu - measures how long idist takes with device memory, for each device backend, number of
 // ranks, operation, type and size
 //
 //     tests/gpu/bench_gpu.sh       builds and runs it; --fake: on the stand-ins of tests/fake,
@@ -113,7 +113,7 @@ typedef struct bench {
 
 enum { HOST_NBYTES = 8 << 20 };
 
-// Returns the count for a call of this size, as NCCL counts elements.
+// Returns the count of a call whose size S is `nbytes`. As in NCCL, it is per rank.
 static size_t count_of(const bench *b, size_t nbytes) {
     size_t each = idist_dtype_size(b->dtype) * (b->op == 0 ? 1 : (size_t)b->me->n);
     return nbytes < each ? 1 : nbytes / each;

@@ -1,6 +1,6 @@
 // fp8.cc - compares the 8-bit floats of idist with cuda_fp8.h of CUDA, whose conversions also run
-// on the host. Covers all codes and every STEP-th float. The default STEP is 61, and STEP 1 covers
-// all floats. Prints the values that differ.
+// on the host. Covers all codes and every STEP-th float. STEP is the first argument. It is 61 by
+// default, and 1 covers all floats. Prints the values that differ.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 

@@ -18,7 +18,7 @@
 #define GPU_MAX_RANKS 16
 
 //------------------------------------------------------------------------------
-// what ranks find
+// results of the ranks
 //------------------------------------------------------------------------------
 
 // A step that the ranks of a world do together, and its outcome.
@@ -26,11 +26,11 @@ typedef struct gpu_case {
     char name[60];
     int n_begun, n_ended, n_checks, n_failures, n_texts; // atomic
     char text[6][500];
-    char left[500], note[300]; // why a rank could not continue
+    char left[500], note[300]; // why a rank could not continue, and a remark
 } gpu_case;
 
 typedef struct gpu_machine {
-    int n_devices, runtime, driver, nccl; // versions, or 0 if unknown
+    int n_devices, runtime, driver, nccl; // the last three are versions, or 0 if unknown
     char name[256], driver_text[64], why[300];
 } gpu_machine;
 
@@ -70,7 +70,7 @@ static void gpu_all_worlds(void (*worlds)(void)) {
 }
 
 // Returns the time limit in seconds for a set of ranks. In a part, all worlds together must not
-// take longer than the part.
+// take longer than GPU_PART_SECONDS.
 static int gpu_seconds(int without) {
     const char *text = getenv("WORLD_SECONDS");
     int most = text && atoi(text) > 0 ? atoi(text) : without;
@@ -172,7 +172,7 @@ static void gpu_environment(const gpu_world *w, int rank) {
     if (strcmp(w->backend, "nccl") != 0 || w->n == 1 || w->each_its_own) return;
     if (w->multi_rank) {
         setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-        // Each rank occupies a part of the GPU while it waits for the other ranks.
+        // Limits the part of the GPU that each rank occupies while it waits for the other ranks.
         setenv("NCCL_MAX_CTAS", "2", 1);
         return;
     }

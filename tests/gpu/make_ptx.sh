@@ -4,11 +4,12 @@
 #   tests/gpu/make_ptx.sh            prints the text, as C
 #   tests/gpu/make_ptx.sh --write    writes the text to ptx.h
 #   tests/gpu/make_ptx.sh --check    exits with 0 if ptx.h has the text, and with 1 if not; exits
-#                                    with 77 without nvcc, or with another nvcc than made the text
+#                                    with 77 if nvcc is absent, or is not the one that made the text
 #
 # nvcc generates PTX in its own version of the language, for the oldest GPU that it supports. The
-# kernels need neither. The script therefore lowers them to a version that drivers since CUDA 10.1
-# read, for GPUs since 2016. It then shortens the text, which is part of a header.
+# kernels need neither such a new version nor such a new GPU. The script therefore lowers them to a
+# version that drivers since CUDA 10.1 read, for GPUs since 2016. It then shortens the text, which
+# is part of a header.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 header=src/gpu/ipc/ptx.h

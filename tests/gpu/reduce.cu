@@ -96,7 +96,8 @@ IDIST_REDUCE_FN unsigned idist_reduce_to_bits(float x) {
 #define idist_reduce_add(x, y) ((x) + (y))
 #define idist_reduce_mul(x, y) ((x) * (y))
 #define idist_reduce_div(x, y) ((x) / (y))
-// Converts as cvt does. The product is exact, because float has the exponents that half lacks.
+// Converts as the instruction cvt does. The product is exact, because a float can represent every
+// half number.
 IDIST_REDUCE_FN float idist_reduce_from_half(unsigned h) {
     const unsigned sign = (h & 0x8000u) << 16, rest = (h & 0x7fffu) << 13;
     if (rest >= 0x0f800000u) return idist_reduce_to_float(sign | 0x7f800000u | rest);
@@ -106,11 +107,11 @@ IDIST_REDUCE_FN unsigned idist_reduce_to_half(float x) {
     const unsigned u = idist_reduce_to_bits(x), sign = u >> 16 & 0x8000u, rest = u & 0x7fffffffu;
     if (rest > 0x7f800000u) return 0x7fff;
     if (rest >= 0x477ff000u) return sign | 0x7c00u; // 65520 and up
-    if (rest < 0x38800000u) // subnormal: the last bit of a float in [0.5, 1) is 2^-24, too
+    if (rest < 0x38800000u) // subnormal half: its last bit is 2^-24, as in a float in [0.5, 1)
         return sign | (idist_reduce_to_bits(idist_reduce_to_float(rest) + 0.5f) - 0x3f000000u);
     return sign | (rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13;
 }
-// Aborts if a vector is not aligned; a GPU stops, too.
+// Aborts if a vector is not aligned, because a GPU would stop, too.
 IDIST_REDUCE_FN idist_reduce_vector idist_reduce_load(const void *p) {
     idist_reduce_vector v;
     if ((size_t)p % sizeof v) abort();
@@ -189,10 +190,10 @@ IDIST_REDUCE_FN int idist_reduce_aligned(const idist_reduce_args *a) {
     return (bits & 15) == 0;
 }
 
-// One turn reduces 16 bytes of each operand. It loads two operands at a time, so that two loads are
-// in flight. Each result starts with a value that changes no bit of the first operand: -0 for a
-// sum, 1 for a product, infinity for MIN. MAX is MIN with all signs flipped. `even` and `odd` are
-// the sign bits in a vector's even and odd words.
+// Defines a kernel. One iteration of its outer loop reduces 16 bytes of each operand. It loads two
+// operands at a time, so that two loads are in flight. Each result starts with a value that changes
+// no bit of the first operand: -0 for a sum, 1 for a product, infinity for MIN. MAX is MIN with all
+// signs flipped. `even` and `odd` are the sign bits in a vector's even and odd words.
 #define IDIST_REDUCE(f, type, elements, unit, units, even, odd)                                  \
     IDIST_REDUCE_FN void idist_reduce_##f##_thread(const idist_reduce_args *a,                   \
                                                    idist_reduce_size first,                      \

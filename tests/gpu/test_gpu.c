@@ -273,7 +273,7 @@ static idist_status call_in_style(bench *b, const plan *p, const char *send, cha
 
 static void run_call(bench *b, const plan *p) {
     size_t size = b->tables->size,
-           shift = (size_t)(b->n_calls % 3) * size; // aligned to an element and no better
+           shift = (size_t)(b->n_calls % 3) * size; // aligned only to an element
     size_t nsend = p->nsend * size, nrecv = p->nrecv * size, send_at = shift + p->send_at * size;
     cudaStream_t stream = b->me->stream, after = stream;
     bool host_waits = p->style == BLOCKING || p->style == REQUEST;
@@ -530,7 +530,8 @@ static void ddp(bench *b) {
 // results on the host.
 typedef struct ddp_way {
     idist_compression compression;
-    // Relative to the largest summand. Libraries may add and round in another order.
+    // Relative to the largest summand. The results may differ, because libraries may add and round
+    // in another order.
     double tolerance;
     bool find_unused, uneven, by_active, hook, own_memory, part_of_world;
     double prescale, postscale;
@@ -788,8 +789,8 @@ static cudaError_t instantiate(cudaGraphExec_t *exec, cudaGraph_t graph) {
 typedef enum captured_call { SUMS, PIECES, IN_PLACE, N_CAPTURED } captured_call;
 enum { CAPTURED = 4000, PIECE = 300 };
 
-// Returns an integer that differs by rank, turn and position. For all_to_all there are as many
-// pieces as ranks.
+// Returns an integer that differs by rank, turn and position. An all_to_all sends one piece of
+// PIECE values to each rank.
 static int32_t value_of(int rank, int turn, int i) { return 1000000 * turn + 10000 * rank + i; }
 
 static idist_status call_to_capture(bench *b, captured_call which, const idist_opts *o) {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# doctor.sh - idistrun --doctor: what each line says, on this machine and where something is missing
+# doctor.sh - tests idistrun --doctor: what each line says on this machine, and when something is
+# missing
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 unset IDIST_ADDR IDIST_SOCKET_IFNAME IDIST_SECRET IDIST_SECRET_FILE IDIST_INSECURE
@@ -7,7 +8,8 @@ RUN=$WORK/idistrun
 ok_run 0 "idistrun builds" 240 cc -O1 '-Doptimize(level)=' -Wall -Wextra -Wconversion -Wshadow \
     -Werror tools/idistrun/idistrun.c -o "$RUN" || done_testing
 
-# doctor STATUS NAME COMMAND...: its output is in $WORK/log, and has the form that it should have.
+# doctor STATUS NAME COMMAND...: runs idistrun --doctor through COMMAND. Leaves its output in
+# $WORK/log, and checks the form of the output.
 doctor() {
     local want=$1 name=$2
     shift 2
@@ -17,7 +19,7 @@ doctor() {
         ! grep -vqE '^(([0-9] ranks, (host|tcp)|[A-Za-z]+( [a-z]+)?)  *[^ ]| {16}[^ ])' "$WORK/log"
     ok $? "$name: at most 24 lines of 100 columns" || diag <"$WORK/log"
 }
-line() { # TEST NAME PATTERN: the line of this name, with its second one
+line() { # TEST NAME PATTERN: checks the line NAME and its continuation lines
     sed -E ':again; N; $!b again; s/\n {16}/ /g' "$WORK/log" | grep "^$2  *" |
         sed "s/^$2  *//" | grep -qE -- "$3"
     ok $? "$1: $2" || {
@@ -25,7 +27,7 @@ line() { # TEST NAME PATTERN: the line of this name, with its second one
         cat "$WORK/log"
     } | diag
 }
-fine() { # TEST NAME...: these lines have no advice
+fine() { # TEST NAME...: checks that these lines give no advice
     local test=$1 name
     shift
     for name in "$@"; do line "$test" "$name" '^[^[]*$'; done
@@ -59,7 +61,7 @@ doctor 1 "ulimit -n 10" bash -c 'ulimit -n 10; "$@"' -
 line "ulimit -n 10" descriptors '^10 \[wrong: enough for 1 ranks'
 line "ulimit -n 10" verdict '^[1-9] of the lines above \[wrong\]$'
 
-# System calls that are forbidden: the ranks do without.
+# Forbids system calls. The ranks must work without them.
 cat >"$WORK/forbid.c" <<'END'
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -96,7 +98,7 @@ else
     skip "forbidden system calls" "seccomp is not allowed here"
 fi
 
-# A kernel that reads other processes, but slowly; with a core for each rank they measure it.
+# The kernel reads other processes, but slowly. The ranks measure the speed if each rank has a core.
 cat >"$WORK/slow.c" <<'END'
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -199,7 +201,7 @@ else
     skip "no loopback" "unshare -n is not allowed here"
 fi
 
-# A rank that stops as soon as it is forked: the self test has an end, and the rank too.
+# A rank stops as soon as it is forked. The self test must still end, and end the rank.
 cat >"$WORK/stop.c" <<'END'
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# horovod.sh - the real horovodrun of PyPI's horovod, built without frameworks: its controllers gloo
-# and mpi
+# horovod.sh - tests the real horovodrun of the PyPI package horovod, built without frameworks, with
+# its controllers gloo and mpi
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/mpi.sh
@@ -13,7 +13,8 @@ HOROVOD=$ROOT/build/peers/horovod
     exit 0
 }
 launch_build
-# It refuses a controller that no framework was built with; starting processes needs none.
+# horovodrun refuses a controller that no framework was built with. But starting processes needs no
+# framework.
 cat >"$WORK/start.py" <<'END'
 import horovod.runner.launch as launch
 
@@ -21,9 +22,10 @@ launch.gloo_built = launch.mpi_built = lambda verbose=False: True
 if __name__ == "__main__":
     launch.run_commandline()
 END
-# --disable-cache, or it leaves a file in the home of the user
+# Without --disable-cache, horovodrun would leave a file in the user's home folder.
 horovodrun=("$HOROVOD/bin/python3" "$WORK/start.py" --disable-cache)
-# "late": rank 2 comes when the file "go" is there. "fails": rank 1 ends before it meets the others.
+# "late": rank 2 waits until the file "go" exists. "fails": rank 1 ends before it joins the other
+# ranks.
 cat >"$WORK/rank" <<END
 #!/bin/sh
 case \$1-\${HOROVOD_RANK:-\$OMPI_COMM_WORLD_RANK} in
@@ -41,7 +43,7 @@ controller() { # NAME LAUNCHER END COMMAND...: END is the status of a job whose 
     shift 3
     ok_run 0 "$name: three ranks" 30 "$@" -np 3 "$WHO"
     says "$name" "launcher $launcher, size 3, nodes 1" "${three[@]}"
-    # A whole job while another one still meets
+    # Runs a whole job while the ranks of another job are still joining.
     rm -f "$WORK/waits" "$WORK/go"
     timeout -k 5 60 "$@" -np 3 "$WORK/rank" late >"$WORK/other" 2>&1 </dev/null &
     other=$!
@@ -53,7 +55,7 @@ controller() { # NAME LAUNCHER END COMMAND...: END is the status of a job whose 
     ok $? "$name: and that one"
     cp "$WORK/other" "$WORK/log"
     says "$name: and that one" "launcher $launcher, size 3, nodes 1" "${three[@]}"
-    # In less time than the other ranks would wait for it
+    # The failed rank ends the job. The other ranks do not wait for it until their time-out.
     ok_run "$end" "$name: a rank that fails ends the job" 20 "$@" -np 3 "$WORK/rank" fails
     if [ "$end" -ne 7 ]; then
         grep -q 'Exit code: 7$' "$WORK/log"
@@ -65,7 +67,8 @@ controller() { # NAME LAUNCHER END COMMAND...: END is the status of a job whose 
 }
 
 controller gloo horovodrun 1 "${horovodrun[@]}" --gloo
-# Two names of this machine are two nodes to horovodrun, and it gives them no address of rank 0.
+# horovodrun takes two names of this machine for two nodes, and does not give them the address of
+# rank 0.
 nodes=("${horovodrun[@]}" --gloo -np 3 -H "localhost:2,127.0.0.1:1" "$WHO")
 ok_run 1 "gloo: two nodes" 30 "${nodes[@]}"
 grep -q "MASTER_ADDR is not set" "$WORK/log"
@@ -74,8 +77,8 @@ ok_run 0 "gloo: two nodes with MASTER_ADDR" 30 env MASTER_ADDR=127.0.0.1 \
     MASTER_PORT="$(free_port)" "${nodes[@]}"
 says "gloo: two nodes with MASTER_ADDR" "launcher horovodrun, size 3, nodes 1" "${three[@]}"
 
-# horovodrun takes the first mpirun in PATH. That of Debian's MPICH it refuses: "Unknown MPI
-# implementation".
+# horovodrun takes the first mpirun in PATH. It refuses the mpirun of Debian's MPICH with "Unknown
+# MPI implementation".
 reason=$(mpi_missing openmpi4)
 if [ -n "$reason" ]; then
     skip "openmpi4" "$reason"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# hosts.sh - the distributed tests whose ranks are on several hosts, with network namespaces for
-# hosts: without a limit, with one, and over a slow network that loses and reorders packets
+# hosts.sh - runs the distributed tests that place their ranks on several hosts. The hosts are
+# network namespaces, connected by a fast switch, by links of 300 Mbit/s, and by a slow network that
+# loses and reorders packets.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/net.sh

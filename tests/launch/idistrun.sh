@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# idistrun.sh - our own launcher: where the ranks are, whole lines, the first failure, signals,
-# nothing left, restarts
+# idistrun.sh - tests idistrun: placement of ranks, whole lines of output, the first failure,
+# signals, cleanup and restarts
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -22,7 +22,7 @@ says "two ranks, tagged and bound" "${two[@]}"
 ok $? "--tag: the lines say whose they are" || diag <"$WORK/log"
 trains "idistrun" 60 "$RUN" -n 2
 
-# Lines that are written in pieces, by four ranks at a time, arrive whole.
+# Four ranks write lines in pieces at the same time. Every line must arrive whole.
 cat >"$WORK/pieces" <<'END'
 #!/usr/bin/env perl
 $| = 1;
@@ -38,7 +38,7 @@ ok_run 0 "--log-dir" 30 "$RUN" -n 2 --log-dir "$WORK/logs" "$WORK/pieces"
 [ "$(wc -l <"$WORK/logs/1.out")" = 40 ] && [ -e "$WORK/logs/0.err" ] && ! [ -s "$WORK/log" ]
 ok $? "--log-dir: a file for each rank"
 
-# The first failure decides and is named.
+# The first failure decides the exit status, and is named.
 ok_run 7 "a rank that fails" 30 "$RUN" -n 3 "$WHO" 7 1
 grep -q "rank 1 on host $(hostname): exited with status 7" "$WORK/log"
 ok $? "its rank, host and status are named" || diag <"$WORK/log"
@@ -48,8 +48,9 @@ grep -q "rank 2 on host .*: killed by signal 11 (Segmentation fault)" "$WORK/log
 ok $? "the signal is named" || diag <"$WORK/log"
 ok_run 127 "a program that is not there" 30 "$RUN" -n 2 "$WORK/nothing"
 
-# Ranks that do not want to end are gone after the grace period, and what they started with them.
-NAP=1$$ # seconds: a command line that no other test has
+# Ranks that ignore SIGTERM are gone after the grace period, together with the processes that they
+# started.
+NAP=1$$ # seconds; no other test has such a command line
 start=$(date +%s%N)
 # shellcheck disable=SC2016
 ok_run 3 "a rank fails beside stubborn ones" 30 "$RUN" -n 3 --grace 1 \
@@ -58,7 +59,7 @@ ms=$((($(date +%s%N) - start) / 1000000))
 [ $ms -lt 2800 ] && gone "sleep $NAP" 0
 ok $? "all is gone after the grace period" || echo "after $ms ms, $(left "sleep $NAP") left" | diag
 
-# Until a command says yes, for up to 20 seconds.
+# Waits up to 20 seconds until a command succeeds.
 await() { # COMMAND...
     local tries=400
     until "$@"; do
@@ -81,7 +82,7 @@ wait $pid
 ok $? "SIGTERM reaches the ranks, which decide" || diag <"$WORK/said_now"
 : >"$WORK/said_now"
 env --default-signal=INT "$RUN" -n 2 sh -c "echo ready; exec sleep $NAP" >"$WORK/said_now" 2>&1 & \
-    # a shell has its background ignore it
+    # a shell starts background commands with SIGINT ignored
 pid=$!
 await said 2 ready
 kill -INT $pid
@@ -97,8 +98,9 @@ wait $pid 2>/dev/null
 gone "sleep $NAP" 1
 ok $? "SIGKILL of idistrun leaves no rank"
 
-# The temporary folder of one that was killed goes when idistrun runs again, and no other.
-# Those of a user may have such names: one that others may enter, one with another file.
+# The next run of idistrun removes the temporary folder of a killed idistrun, and no other folder. A
+# user's folders may have such names. They stay if other users may enter them, or if they contain
+# other files.
 mkdir "$WORK/tmp" "$WORK/tmp/idistrun-$(hostname)-others"
 mkdir -m 755 "$WORK/tmp/idistrun-$(hostname)-traces"
 mkdir -m 700 "$WORK/tmp/idistrun-$(hostname)-backup"
@@ -106,7 +108,7 @@ touch "$WORK/tmp/idistrun-$(hostname)"-{traces,backup}/trace.0.json \
     "$WORK/tmp/idistrun-$(hostname)-backup/data.json"
 folders() { find "$WORK/tmp" -name 'idistrun-*-??????' ! -name '*-others' ! -name '*-traces' \
     ! -name '*-backup'; }
-stay() { # in the background, until both ranks have a file there
+stay() { # starts a job in the background, and waits until both ranks have a file in its folder
     : >"$WORK/said_now"
     # shellcheck disable=SC2016
     TMPDIR=$WORK/tmp "$RUN" -n 2 sh -c \
@@ -134,7 +136,7 @@ wait $pid
 ok $? "nor is it left" || find "$WORK/tmp" | diag
 rm -r "$WORK/tmp"
 
-# A failure, and all again.
+# A rank fails, and all ranks start again.
 # shellcheck disable=SC2016
 ok_run 0 "a restart" 30 "$RUN" -n 2 --max-restarts 1 sh -c \
     '[ $RANK = 1 ] && mkdir "$1" 2>/dev/null && exit 9; exec "$2"' sh "$WORK/once" "$WHO"
@@ -143,8 +145,8 @@ ok_run 9 "no more restarts than allowed" 30 "$RUN" -n 2 --max-restarts 2 sh -c '
 [ "$(grep -c "starting again" "$WORK/log")" = 2 ]
 ok $? "two restarts" || diag <"$WORK/log"
 
-# A rank is killed after epoch 2 of 9: all begin again, from the checkpoint, and end with the
-# weights of one rank that nobody killed.
+# A rank is killed after epoch 2 of 9. All ranks start again from the checkpoint, and reach the
+# accuracy of one rank that nobody killed.
 "$TRAIN" --epochs 9 --ranks 1 --seed 7 >"$WORK/alone9" 2>&1
 train=("$TRAIN" --epochs 9 --seed 7 --checkpoint "$WORK/saved")
 timeout -k 5 90 "$RUN" -n 2 -v --max-restarts 1 "${train[@]}" >"$WORK/log" 2>&1 </dev/null &
@@ -162,10 +164,10 @@ grep -q "rank 1 on host .*: killed by signal 9" "$WORK/log" &&
 ok $? "a rank is killed in training: the same accuracy" || tail -n 15 "$WORK/log" "$WORK/alone9" |
     diag
 
-# A rank is killed, and another one ends because of that, before idistrun has looked.
+# A rank is killed, and another rank fails because of that, before idistrun notices either failure.
 process_of() { sed -n "s/.*rank $1 is process \([0-9]*\).*/\1/p" "$WORK/said_now"; } # RANK
 # shellcheck disable=SC2317 # await calls it
-has_ended() { [[ $(cat "/proc/$1/stat") == *") Z "* ]]; } # PID, of a process not yet waited for
+has_ended() { [[ $(cat "/proc/$1/stat") == *") Z "* ]]; } # PID: the process is a zombie
 : >"$WORK/said_now"
 # shellcheck disable=SC2016
 "$RUN" -n 2 -v sh -c \
@@ -183,7 +185,7 @@ wait $pid
 [ $? = 137 ] && grep -q "rank 1 on host .*: killed by signal 9" "$WORK/said_now"
 ok $? "of two failures the one by a signal is named" || diag <"$WORK/said_now"
 
-# Two hosts, as far as one machine can play them.
+# Two hosts, simulated on one machine by two values of IDIST_HOSTID.
 export IDIST_ADDR=127.0.0.1
 node=("$RUN" -n 2 --nnodes 2 --master-addr 127.0.0.1 --master-port "$(free_port)")
 IDIST_HOSTID=b timeout -k 5 30 "${node[@]}" --node-rank 1 "$WHO" >"$WORK/other" 2>&1 </dev/null &
@@ -195,7 +197,7 @@ says "two nodes" "launcher idist, size 4, nodes 2" "rank 0: local 0 of 2, node 0
     "rank 1: local 1 of 2, node 0" \
     "rank 2: local 0 of 2, node 1" "rank 3: local 1 of 2, node 1"
 
-# The same started by --hosts, with a stand-in for ssh that stays on this machine.
+# Two hosts started by --hosts, with a stand-in for ssh that runs the command on this machine.
 cat >"$WORK/here" <<'END'
 #!/bin/sh
 export IDIST_HOSTID="$1"
@@ -208,8 +210,8 @@ hosts=("$RUN" --hosts "a:2,b:2" --master-addr 127.0.0.1)
 ok_run 0 "two hosts" 30 "${hosts[@]}" "$WHO"
 ok_run 0 "two hosts: --node-rank 0 is the head's own" 30 "${hosts[@]}" --node-rank 0 "$WHO"
 
-# The rank that failed first is named, and not one that ended because of that, which the other host
-# may report before.
+# idistrun names the rank that failed first. The other host may report earlier that another rank
+# ended because of this failure.
 first_cause() { # FATE STATUS CAUSE COMMAND...
     local rank=${1%% *} status=$2 cause=$3 trial got
     for trial in 1 2 3 4 5 6 7 8 9 10; do
@@ -229,7 +231,7 @@ for fate in kill "kill A" exit "exit A" abort "abort A"; do
     first_cause "2 ${fate/ /}" $status "$cause" "${hosts[@]}" "$WHO"
     first_cause "1 ${fate/ /}" $status "$cause" "$RUN" -n 3 "$WHO"
 done
-# shellcheck disable=SC2016 # a host reports a consequence long before the other one the cause
+# shellcheck disable=SC2016 # the consequence is reported long before the cause
 ok_run 139 "a late cause" 30 "${hosts[@]}" sh -c 'case $RANK in
     0) : >"$IDIST_LOST_FILE"; : >"$0"; exit 3 ;;
     3) until [ -e "$0" ]; do sleep 0.02; done; sleep 0.2; kill -SEGV $$ ;;
@@ -243,8 +245,8 @@ ok_run 3 "a consequence without a cause" 30 "${hosts[@]}" sh -c \
 grep -q "rank 2 on host b: exited with status 3, after it had lost another rank" "$WORK/log"
 ok $? "it says that it is one" || diag <"$WORK/log"
 
-# The way to a host ends in the middle.
-ends() { # NAME COMMAND: sends SIGKILL to the process that the command prints
+# The connection to a host breaks in the middle of a job.
+ends() { # NAME COMMAND PATTERN: sends SIGKILL to the process that the command prints
     timeout -k 5 30 "${hosts[@]}" sleep 9$NAP >"$WORK/log" 2>&1 </dev/null &
     local pid=$! tries=200
     until [ "$(pgrep -xfc "sleep 9$NAP")" = 4 ] || [ $((tries--)) = 0 ]; do sleep 0.05; done
@@ -272,7 +274,8 @@ for wrong in "" "-n 0 true" "-n 2x true" "--nnodes 2 true" "--nnodes 2 --node-ra
     ok_run 2 "refused: $wrong" 10 "$RUN" $wrong
 done
 
-# Ctrl-C at a terminal: typed once to ranks that heed it, twice to ranks that do not.
+# Ctrl-C at a terminal, typed once if it ends the ranks, and twice if the ranks catch it and
+# continue.
 cat >"$WORK/typed.py" <<'END'
 import os, pty, sys, time
 pid, terminal = pty.fork()
@@ -305,7 +308,7 @@ else
     skip "Ctrl-C" "no python3: Debian package python3"
 fi
 
-# The file of torchrun that says what failed
+# torchrun's error file, which says what failed
 error=$WORK/error.json
 failure='rank 1 on host \S*: killed by signal 9 (Killed)'
 # shellcheck disable=SC2016
@@ -319,8 +322,8 @@ ok_run 0 "no failure" 30 "$RUN" -n 1 --error-file "$error" true
 [ ! -e "$error" ] && [ -z "$(find "$WORK" -name 'idistrun-*')" ]
 ok $? "an old file is gone, and the ranks' own" ||
     find "$WORK" -name "*err*" -o -name "idistrun-*" | diag
-# A rank's own message, in any characters; a restart does not take that of the first try for its
-# own; half a file is none.
+# A rank writes its own message, which may contain any characters. A restart does not report the
+# message of the first try. Half a file counts as no message.
 cat >"$WORK/message" <<'END'
 #!/usr/bin/env perl
 exit 4 if $ENV{TORCHELASTIC_RESTART_COUNT} == 1;
@@ -343,7 +346,8 @@ ok_run 4 "messages and restarts" 30 "$RUN" -n 1 --max-restarts 2 --error-file "$
     grep -q '{"message": "rank 0 on host .*: exited with status 4",' "$error"
 ok $? "each try has its own" || cat "$WORK/log" "$error" | diag
 
-# Programs of PyTorch's: by the variables of torchrun, and with its way to say what failed
+# PyTorch programs, which find their world by torchrun's variables and report failures in torchrun's
+# error file
 if torch_python; then
     cat >"$WORK/world.py" <<'END'
 import os, sys, torch, torch.distributed as dist
@@ -362,7 +366,7 @@ END
     ok_run 0 "a PyTorch program" 90 "$RUN" -n 2 --tag "$PYTHON" "$WORK/world.py"
     grep -q "torch 0 3.0" "$WORK/log" && grep -q "torch 1 3.0" "$WORK/log"
     ok $? "a PyTorch program finds its world" || diag <"$WORK/log"
-    # Rank 0 may fail as well, of the loss of the other, but later.
+    # Rank 0 may also fail, because it lost rank 1, but only later.
     ok_run 1 "a PyTorch program that fails" 90 "$RUN" -n 2 --error-file "$error" "$PYTHON" \
         "$WORK/world.py" fail
     text='exited with status 1: ValueError: the "b'$'\xc3\xa4''d" one'

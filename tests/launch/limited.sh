@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# limited.sh - every operation on large buffers between hosts whose links have a limit or a delay;
-# the hosts are network namespaces
+# limited.sh - runs every operation on large buffers between hosts whose links have a limited
+# bandwidth or a delay. The hosts are network namespaces.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/net.sh
@@ -11,7 +11,8 @@ ok_run 0 "the programs build" 300 make -s build/tests/dist/hosts build/tests/dis
 export IDIST_TEST_NETWORK=/run/netns/$NET. IDIST_TEST_MASTER=10.7.0.1 IDIST_SECRET=0123456789abcdef
 export IDIST_LOG=error IDIST_TEST_QUICK=1 IDIST_TEST_SLOW=2
 
-# MiB of a buffer: for the placement that once hung, and for the others, at 1 Gbit/s and far away.
+# Sizes of a buffer in MiB at 1 Gbit/s: `large` for the placement that once hung, and `small` for
+# all other placements. large_far and small_far are the sizes for distant hosts.
 large=64 small=4 large_far=8 small_far=2
 [ "${IDIST_TEST_FULL:-0}" = 1 ] && small=64 large_far=64 small_far=16
 
@@ -27,5 +28,5 @@ ok $? "a network of 5 ms and 400 Mbit/s"
 export IDIST_SOCKET_IFNAME=far0 IDIST_TEST_MASTER=10.9.0.1
 passes "5 ms" far0 4096 300 "hosts $large_far 2+2+2+2" \
     "hosts $small_far 1+1+1+1+1+1+1+1 3+1+2"
-passes "5 ms" far0 32 300 stress # which draws how much it sends: 177 KiB have been seen
+passes "5 ms" far0 32 300 stress # sends a random amount, in one run only 177 KiB
 done_testing

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# mpi.sh - programs without MPI, started by the mpirun and mpiexec of five MPIs: they find rank,
-# size and each other
+# mpi.sh - tests programs without MPI that the mpirun or mpiexec of five MPIs starts. Each process
+# must find its rank, the number of ranks and the other ranks.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/mpi.sh
@@ -25,7 +25,7 @@ for library in $MPI_LIBRARIES; do
     says "$library, behind a shell" "launcher $name, size 3, nodes 1" \
         "rank 0: local 0 of 3, node 0" \
         "rank 1: local 1 of 3, node 0" "rank 2: local 2 of 3, node 0"
-    # Two jobs at a time meet at two places.
+    # Two jobs at the same time meet at different places.
     mpi_run_command "$library" 2
     timeout -k 5 30 "${MPI_RUN[@]}" "$WHO" >"$WORK/other" 2>&1 </dev/null &
     other=$!
@@ -35,8 +35,8 @@ for library in $MPI_LIBRARIES; do
     trains "$library" 60 "${MPI_RUN[@]}"
 done
 
-# A rank that never comes: the other one says so at its time-out, which its blocking connection to
-# the launcher knows not of.
+# Rank 1 never joins. Rank 0 reports this at its time-out, although its blocking connection to the
+# launcher has no time-out.
 if [ -z "$(mpi_missing mpich4)" ]; then
     # shellcheck disable=SC2016 # for the shell of the rank
     IDIST_INIT_TIMEOUT_MS=1000 timeout -k 5 20 mpiexec.mpich -n 2 sh -c \

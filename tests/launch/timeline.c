@@ -1,11 +1,11 @@
-// timeline.c - what trace.sh looks at: steps of a training, in which gradients are averaged
-// while the backward pass goes on
+// timeline.c - the program whose timelines trace.sh checks: training steps that average gradients
+// during the backward pass
 //
 //     cc -O2 -DIDIST_IMPLEMENTATION -I. tests/launch/timeline.c -o timeline
 //     IDIST_TRACE=out.json ./timeline STEPS [WORK [stay]]
 //
-// WORK: how much, 1 is a tenth of a millisecond or so per layer. With "stay" all ranks say "ready"
-// after the steps and wait in a barrier to which rank 0 does not come.
+// WORK is the amount of work: 1 takes about a tenth of a millisecond per layer. With "stay", all
+// ranks print "ready" after the steps, and then wait in a barrier that rank 0 does not enter.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -20,7 +20,7 @@ enum { LAYERS = 6, BUCKETS = 3, COUNT = 1 << 15 };
 static float weights[LAYERS][COUNT], gradients[LAYERS][COUNT], scratch[4096];
 static int amount = 1;
 
-// Some work: a part of a layer, slower on higher ranks.
+// Does a part of a layer's work, which takes longer on higher ranks.
 static void work(const char *name, int layer, int units) {
     char text[64];
     snprintf(text, sizeof text, "%s %d", name, layer);

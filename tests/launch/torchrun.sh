@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# torchrun.sh - the real torchrun of Debian's torch: one node, two nodes, a restart
+# torchrun.sh - tests the real torchrun of Debian's torch: one node, two nodes, and a restart
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -9,7 +9,7 @@ command -v torchrun >/dev/null || {
     exit 0
 }
 launch_build
-# -r 1 -t 1 because torch 1.13 does not know what to do with the default under Python 3.11
+# -r 1 -t 1, because torch 1.13 cannot use its own default under Python 3.11
 torchrun_with=(torchrun --no_python -r 1 -t 1 --log_dir "$WORK/torch")
 export OMP_NUM_THREADS=1
 
@@ -19,8 +19,8 @@ says "static" "launcher torchrun, size 3, nodes 1" "rank 0: local 0 of 3, node 0
     "rank 2: local 2 of 3, node 0"
 trains "standalone" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_per_node 2
 
-# Two agents on one machine, with 2 and 1 workers: they meet in the agent's store. Which agent is
-# the first one is open.
+# Two agents run on one machine, with 2 and 1 workers. The workers meet in the agent's store. Either
+# agent may be the first node.
 nodes=("${torchrun_with[@]}" --nnodes 2 --rdzv_backend c10d --rdzv_endpoint
     "127.0.0.1:$(free_port)" --rdzv_id job)
 timeout -k 5 60 "${nodes[@]}" --nproc_per_node 1 "$WHO" >"$WORK/other" 2>&1 </dev/null &
@@ -33,7 +33,7 @@ says "two nodes by c10d" "launcher torchrun, size 3, nodes 1" "rank 0: local 0 o
     "rank 1: local 1 of 3, node 0" \
     "rank 2: local 2 of 3, node 0"
 
-# A worker fails once: the agent starts all of them again, with another count of restarts.
+# A worker fails once. The agent starts all workers again, with a higher restart count.
 cat >"$WORK/once" <<END
 #!/bin/sh
 [ "\$RANK" = 1 ] && mkdir "$WORK/failed" 2>/dev/null && exit 7
@@ -45,7 +45,7 @@ ok_run 0 "a restart" 60 "${torchrun_with[@]}" --standalone --nnodes 1 --nproc_pe
 says "a restart" "launcher torchrun, size 2, nodes 1" "rank 0: local 0 of 2, node 0" \
     "rank 1: local 1 of 2, node 0"
 
-# idistrun as the one worker tells torchrun which of its ranks failed.
+# idistrun is the only worker, and tells torchrun which of its ranks failed.
 cat >"$WORK/crash" <<'END'
 #!/bin/sh
 [ "$RANK" = 1 ] && kill -SEGV $$

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# trace.sh - timelines of whole runs: of 1, 2 and 4 ranks, by hand, by idistrun --trace and by
-# idist_spawn; of ranks that are killed, started again or on other hosts; and what draws them, in a
-# browser: the page in examples/, and Perfetto
+# trace.sh - tests timelines of whole runs: of 1, 2 and 4 ranks, started by hand, by idistrun
+# --trace and by idist_spawn; and of ranks that are killed, started again, or on other hosts. Opens
+# the timelines in a browser, in the page of examples/ and in Perfetto.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 unset IDIST_TRACE
@@ -18,8 +18,8 @@ ok_run 0 "the program builds" 60 cc "${NOT_OPTIMIZED[@]}" -Wall -Wextra \
 ok_run 0 "idistrun builds" 240 make -s build/idistrun || done_testing
 cp build/idistrun "$RUN" # a copy, which no other test runs
 
-# Reads a timeline; dies unless it holds this many RANKS and STEPS of timeline.c. What did not end
-# is to be UNFINISHED.
+# Reads a timeline. Dies unless it contains RANKS ranks and STEPS steps of timeline.c. UNFINISHED
+# lists the spans that must have no end.
 cat >"$WORK/check.pl" <<'END'
 use strict; use warnings; use JSON::PP;
 my ($file, $ranks, $steps, $unfinished) = @ARGV;
@@ -120,13 +120,13 @@ nothing_left "idistrun"
 ok_run 0 "idistrun, 1 rank" 30 "$RUN" -n 1 --trace "$WORK/alone.json" "$TIMELINE" 1
 is_timeline "idistrun, 1 rank: the timeline" "$WORK/alone.json" 1 1
 
-# Rank 1 is killed in a barrier; then the others end, one way or the other.
+# Rank 1 is killed in a barrier. Rank 0 then ends as well, in one way or another.
 timeout -k 5 60 "$RUN" -n 2 -v --grace 0 --trace "$WORK/killed.json" "$TIMELINE" 2 1 stay \
     >"$WORK/log" 2>&1 &
 run=$!
 for ((i = 0; i < 300 && $(grep -c '^ready' "$WORK/log") < 2; i++)); do sleep 0.1; done
 victim=$(sed -n 's/.*rank 1 is process //p' "$WORK/log")
-for ((i = 0; i < 300; i++)); do # it has said "ready" before it came to the barrier
+for ((i = 0; i < 300; i++)); do # waits until rank 1 is in the barrier
     grep -qs '"barrier"' "$TMPDIR"/*/trace.1.json && break
     sleep 0.1
 done
@@ -173,12 +173,12 @@ ok $? "is told"
 #------------------------------------------------------------------------------
 
 chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
-browse() { # OPTIONS URL: what it prints
+browse() { # OPTIONS URL: prints the output of the browser
     timeout -k 5 60 "$chromium" --headless --no-sandbox --disable-gpu --hide-scrollbars \
         --window-size=1280,560 \
         --user-data-dir="$WORK/profile" "$@" 2>"$WORK/log"
 }
-embed() { # FILE: the page with the timeline inside
+embed() { # FILE: prints the page with the timeline inside
     perl -0e 'my ($page, $json) = map { open my $f, "<", $_ or die; scalar <$f> } @ARGV;
         $json =~ s{</}{<\\/}g;
         $page =~ s{(id="embedded">)}{$1$json} or die; print $page' examples/trace.html "$1"

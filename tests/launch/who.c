@@ -1,4 +1,5 @@
-// who: one line per rank about where a launcher put it, printed by rank 0 after all agreed on a sum
+// who: prints where a launcher put each rank. Rank 0 prints a line per rank, after all agreed on a
+// sum
 //
 //     LAUNCHER ./who [status [rank]]
 //
@@ -6,10 +7,11 @@
 //     rank 0: local 0 of 3, node 0
 //     ...
 //
-// With a status, that rank (or all) ends with it. WHO_SHOWS=WORD: every rank prints the lines of
-// idist_show_config that begin with it, and how long it took to join. WHO_FATE="RANK HOW": that
-// rank ends by SIGKILL (HOW kill), status 7 (exit) or idist_abort and status 9 (abort). The others
-// then end with status 3, or where HOW has an A behind it by SIGABRT.
+// If a status is given, the given rank ends with this status, or all ranks do. WHO_SHOWS=WORD:
+// every rank prints the lines of idist_show_config that begin with WORD, and how long the rank took
+// to join. WHO_FATE="RANK HOW": RANK ends by SIGKILL if HOW is kill, with status 7 if HOW is exit,
+// or with idist_abort and status 9 if HOW is abort. The other ranks then end with status 3. They
+// end by SIGABRT if HOW is killA or exitA.
 
 #include "idist.h"
 

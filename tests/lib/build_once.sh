@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # build_once.sh OUTPUT COMMAND... - runs `COMMAND... -o OUTPUT` unless another test has already run
-# the same command since the last change of a source. Tests that want the same object at the same
-# time wait for one compiler. OUTPUT is either complete or missing. The script prints the compiler's
+# the same command since a source last changed. Tests that need the same object at the same time
+# wait for one compiler. OUTPUT is either complete or missing. The script prints the compiler's
 # messages each time.
 set -u
 output=$1
@@ -21,8 +21,8 @@ fresh() {
 fresh "$@" || {
     rm -f "$output"
     echo "$*" >"$output.command"
-    # The output gets a time before the build, so that it is older than a source that changes during
-    # the build.
+    # The output gets the time when the build began, so that it is older than a source that changes
+    # during the build.
     : >"$output.begin"
     "$@" -o "$output.new" >"$output.log" 2>&1 9>&- || {
         cat "$output.log"

@@ -16,15 +16,15 @@ expected_output() {
          inside { print substr($0, 7) }' "$1"
 }
 
-# Examples that make builds by the line in the head, also for other tests (TESTED_EXAMPLES in the
-# Makefile).
+# Examples that make builds by the lines in their heads, because other tests need them, too
+# (TESTED_EXAMPLES in the Makefile).
 WHOLE="digits cifar10"
 
-# Builds an example in $WORK, which has the headers and examples/, by exactly the line in its head.
-# An optimized build takes ten seconds, most of it for the implementation, which is the same in
-# every example. So unless the example is in WHOLE, only the front end of the compiler runs by that
-# line. The program is then linked with the implementation of the tests. IDIST_TEST_FULL=1 builds
-# all examples by the full lines.
+# Builds an example in $WORK, which contains the headers and examples/, by exactly the line in its
+# head. An optimized build takes ten seconds, most of them for the implementation, which is the same
+# in every example. So unless the example is in WHOLE, the line runs only the front end of the
+# compiler. The program is then linked with the implementation of the tests. IDIST_TEST_FULL=1
+# builds all examples by the full lines.
 build_example() { # SOURCE NAME
     local source=$1 name=$2 line compile implementation
     line=$(build_line "$source")

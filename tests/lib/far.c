@@ -6,7 +6,8 @@
 // Each namespace gets a device far0, to which the caller gives the address 10.9.0.(host + 1). A
 // packet leaves its host at `rate`, after a queue of QUEUE_MS that drops packets when it is full.
 // The packet arrives after `delay`. A reordered packet arrives up to REORDER_MS later, so that
-// other packets overtake it. Runs with the same seed lose the same packets of the same sequence.
+// other packets overtake it. Two runs with the same seed lose the same packets, if the sequence of
+// packets is the same.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/if_tun.h>

@@ -52,7 +52,7 @@ gpu_file() { # NAME EXTENSION
 gpu_seconds_max() { # SECONDS for all parts; one part has ten minutes, including the time to compile
     if [ -n "${PART:-}" ]; then echo 510; else echo "$1"; fi
 }
-# Writes BASE.md: the tables of the parts that exist, of N parts, in order, followed by the results
+# Writes BASE.md: the tables of those of the N parts that exist, in order, followed by the results
 # that need two of the parts.
 gpu_join() { # N BASE
     local k files=() missing=""

@@ -3,13 +3,13 @@
 //
 // A test provides one function that makes one call and checks it. grid_run calls the function for
 // every combination. It opens one world per (ranks, algorithm, transport) and prints one TAP line
-// for the world. All other parameters vary inside the world. Small counts are combined with all
+// for each world. All other parameters vary inside the world. Small counts are combined with all
 // dtypes, and large counts with few dtypes. Some counts are close to the sizes at which the library
 // changes its algorithm.
 //
 // The op, the root, the alignment, blocking or not, and the memory are not enumerated. They come
-// from a hash of the number of the case, which is the same on all ranks. In some cases, however,
-// each rank decides by itself whether a buffer comes from idist_alloc.
+// from a hash of the case's number, which is the same on all ranks. In some cases, however, each
+// rank decides by itself whether a buffer comes from idist_alloc.
 //
 // Values come from two families. Both are computed from (rank, index), so that every element can be
 // checked:
@@ -34,7 +34,7 @@ typedef struct guarded_buffer {
     bool shared; // the buffer comes from idist_alloc
 } guarded_buffer;
 
-// The source of this thread's next buffers. If the lowest bit of `which` is set, the next buffer
+// Where this thread's next buffers come from. If the lowest bit of `which` is set, the next buffer
 // comes from idist_alloc.
 typedef struct guarded_source {
     idist_group *world;
@@ -88,8 +88,8 @@ static inline bool guarded_buffer_untouched(const guarded_buffer *b) {
 // random bits for operations that move data
 //------------------------------------------------------------------------------
 
-// Number of elements after which values repeat. It is not a multiple of any number that the library
-// divides by. The rest of a large buffer is filled and compared as a whole.
+// Number of elements after which values repeat. The period is not a multiple of any number by which
+// the library divides. After the first period, a large buffer is filled and compared as a whole.
 #define PAT_PERIOD ((size_t)16381)
 
 // Number of dtypes that are plain numbers. The other dtypes are pairs.
@@ -276,8 +276,9 @@ static inline double load_double(const void *at, idist_dtype dtype) {
 // values for reductions, and the serial reference
 //------------------------------------------------------------------------------
 
-// Returns the value that a rank contributes. AVG divides by n, and float averages are whole
-// numbers. NCCL rounds at every step, so its values must never need rounding.
+// Returns the value that a rank contributes. AVG divides by n, so its values are multiples of n and
+// the averages are whole numbers. NCCL rounds at every step, so its values must not need rounding
+// at any step.
 static inline double reduced_float(idist_dtype dtype, idist_op op, int n, int rank, size_t index,
                                    uint64_t salt) {
     static const double powers[4] = {1.0, -1.0, 2.0, 0.5};
@@ -290,8 +291,8 @@ static inline double reduced_float(idist_dtype dtype, idist_op op, int n, int ra
         return (double)(((int)(h % 3) - 1) * (op == IDIST_AVG ? n : 1));
     if (op == IDIST_PROD) return powers[h & 3];
     if (op == IDIST_MIN || op == IDIST_MAX) return (double)(int)(h % 401) - 200;
-    // F8E5M2 has three significant bits, which hold 7 and 14 but not 9 and 18. So all ranks
-    // contribute the same value.
+    // F8E5M2 has three significant bits. They can represent 7 and 14, but not 9 and 18. So for more
+    // than 8 ranks, all ranks contribute the same value.
     if (op == IDIST_AVG && dtype == IDIST_F8E5M2 && n > 8)
         return (double)((int)((pattern_bits(0, index, salt) >> 8) % 5) - 2);
     if (op == IDIST_AVG) return (double)(((int)(h % 5) - 2) * n);
@@ -341,7 +342,7 @@ static inline bool dtype_is_pair(idist_dtype d) {
     return d > IDIST_F8E5M2 && d < IDIST_DTYPE_COUNT;
 }
 
-// Computes what a rank contributes to MINLOC and MAXLOC. There are few values, so that many are
+// Computes what a rank contributes to MINLOC and MAXLOC. Uses only a few values, so that many are
 // equal.
 static inline void reduced_pair(idist_dtype dtype, int rank, size_t index, uint64_t salt,
                                 double *value, int64_t *at) {
@@ -391,9 +392,9 @@ static inline void reduced_expected_pair(void *out, idist_dtype dtype, idist_op 
     reduced_store_pair(out, dtype, best, best_at);
 }
 
-// Reduces elements of a user-defined dtype with a user-defined op. Bytes at even places are added,
-// and for bytes at odd places the largest byte stays. A part of an element, or an element that is
-// cut elsewhere, gives a different result.
+// Reduces elements of a user-defined dtype with a user-defined op. Adds the bytes at even offsets,
+// and keeps the larger byte at odd offsets. The result is wrong if the library passes part of an
+// element, or splits elements at the wrong place.
 static inline void reduced_user_fn(const void *in, void *inout, size_t count, idist_dtype dtype,
                                    void *arg) {
     const unsigned char *a = (const unsigned char *)in;
@@ -507,7 +508,7 @@ typedef struct grid_case {
     uint64_t salt;
     idist_opts opts; // pass its address to the call, then call grid_done
     idist_request request;
-    bool broken; // set after a communication error, which makes the rest of this world pointless
+    bool broken; // set after a failed call, which makes the rest of this world pointless
     const char *where;
 } grid_case;
 
@@ -555,8 +556,8 @@ static inline void grid_fail(const grid_case *c, const char *fmt, ...) {
     rank_fail("%s: %s", head, text);
 }
 
-// Completes the call that returned `status`. Returns false if the call failed. The failure is then
-// reported, and there is nothing to check.
+// Completes the call that returned `status`. If the call failed, reports the failure and returns
+// false. There is then nothing to check.
 static inline bool grid_done(grid_case *c, idist_status status) {
     if (status == IDIST_OK && c->plan)
         status = idist_plan_start(c->plan, c->async ? &c->request : NULL);
@@ -705,8 +706,8 @@ static inline void grid__borders(grid_case *c, const grid_plan *plan, unsigned *
     if (plan->large) grid__border(c, plan, number, (2 << 20) / div, large);
 }
 
-// Runs pairs and user-defined elements: small elements, an element of several cache lines, and one
-// larger than the blocks in which the library reduces.
+// Runs pairs and user-defined elements: small elements, an element of several cache lines, and an
+// element larger than the blocks in which the library reduces.
 static inline void grid__elements(grid_case *c, const grid_plan *plan, unsigned *number) {
     static const size_t sizes[4] = {3, 24, 200, ELEMENT_MAX};
     const size_t m = (size_t)c->n, div = plan->flags & GRID_WIDE ? m : 1;
@@ -780,7 +781,7 @@ static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
         for (int a = 0; a < N_ALGORITHMS; a++) {
             const char *algorithm = algorithm_names[a];
             bool messages = a >= 2;
-            if (n == 1 && a > 0) continue; // a rank alone runs no algorithm
+            if (n == 1 && a > 0) continue; // a single rank runs no algorithm
             if (a == 2 && (flags & GRID_ONE_WAY)) continue;
             grid__world(name, fn, flags, n, algorithm, "auto", n <= 4 && !(messages && n == 2));
             if (n >= 3 && a == 0)

@@ -9,8 +9,8 @@
 //
 //   L   latency: from the last byte sent to the last byte received
 //   o   overhead: a processor is busy this long with each send and each receive
-//   g   gap: a network card begins a message at most this often
-//   G   gap per byte, of a card that sends or of one that receives; given as a bandwidth
+//   g   gap: a network card begins messages at least this far apart
+//   G   gap per byte of the sending and the receiving card; given as a bandwidth
 //   R   time per byte of a reduction; given as a bandwidth
 //
 // A message above IDIST__EAGER_BYTES leaves when the receive has been posted and its grant has
@@ -28,7 +28,7 @@
 #include "ring/msg/recv.h"
 #include "ring/share/share.h"
 
-// Functions that the algorithms call instead.
+// Functions that the algorithms call instead of the library's.
 static void model_send_step(idist__task *t, int to, uint32_t step, const void *data, size_t nbytes);
 static void model_recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
                             size_t nbytes);
@@ -79,7 +79,7 @@ typedef struct member { // a rank and its network card
     double now, out_free, in_free;
     int depth; // number of messages in the longest chain that has led here
     size_t sent_nbytes;
-    uint8_t *is_peer; // by rank: set if a message goes there or comes from there
+    uint8_t *is_peer; // by rank: 1 if messages are exchanged with this rank
     message *posted[MODEL_BUCKETS], *arrived[MODEL_BUCKETS], *held[MODEL_BUCKETS];
 } member;
 
@@ -167,7 +167,7 @@ static event event_pop(void) {
 
 static double later(double a, double b) { return a > b ? a : b; }
 
-// Sends a message at this time, or when the card is free.
+// Sends a message at time `at`, or later when the sender's card is free.
 static void launch(message *m, double at) {
     member *from = &members[m->from], *to = &members[m->to];
     double bytes = gap_per_byte * (double)(m->nbytes + IDIST__FRAME_BYTES);

@@ -1,10 +1,10 @@
-# mpi_tests.sh LIBRARY - the distributed tests and the examples over one MPI, started by its own
-# mpirun
+# mpi_tests.sh LIBRARY - runs the distributed tests and the examples over one MPI, started by its
+# own mpirun
 #
 # Open MPI 4 and MPICH 4 run every test, with half of the cases of the grid. The other libraries
 # run, with 3 ranks, the tests that depend on how a library waits, matches, and ends.
-# IDIST_TEST_FULL=1 makes all libraries run all tests. TESTS and RANKS select tests and numbers of
-# ranks.
+# IDIST_TEST_FULL=1 makes all libraries run all tests. TESTS and RANKS select the tests and the
+# numbers of ranks.
 # shellcheck shell=bash
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "${BASH_SOURCE[0]}")/tap.sh"
@@ -82,7 +82,7 @@ compile "$OUT/idist.o" "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION -include idi
     idist_train.h &&
     compile "$OUT/ranks.o" -c tests/lib/ranks_mpi.c
 rc=$?
-wait "${AHEAD[@]}" # waits only for these, because the status of `later` jobs is read later
+wait "${AHEAD[@]}" # does not wait for `later` jobs, whose status is read later
 ok $rc "$LIBRARY: idist_mpi.h compiles without a warning" || { head -n 20 "$WORK/log" |
     diag; done_testing; }
 
@@ -122,8 +122,8 @@ for test in $TESTS; do
     make -s --no-print-directory "build/mpi/$test.o" >"$WORK/log" 2>&1 &&
         compile "$OUT/$test" "build/mpi/$test.o" "$OUT/idist.o" "$OUT/ranks.o" -lpthread
     ok $? "$test: builds" || { head -n 20 "$WORK/log" | diag; continue; }
-    # That two calls never meet is certain only where just one thread may call, as in a program that
-    # calls MPI_Init.
+    # idist can be sure that two different calls never match only if just one thread may call it. So
+    # the ranks of this test call MPI_Init.
     case $test in mismatch) export RANKS_MPI_SINGLE=1 ;; *) unset RANKS_MPI_SINGLE ;; esac
     for n in $RANKS; do passes "$test" 100 "$n" "$OUT/$test"; done
 done
@@ -142,7 +142,7 @@ done
 IDIST_BACKEND=ring passes "IDIST_BACKEND=ring" 60 3 "$OUT/life" ring
 IDIST_CHECK=0 passes "IDIST_CHECK=0" 60 3 "$OUT/life" nothing
 
-# Rank 1 is late forever, or fails. The other ranks must end, and mpirun must end with them.
+# Rank 1 never makes its call, or fails. The other ranks must end, and mpirun must end with them.
 mpi_run_command "$LIBRARY" 3
 for mode in stuck fails; do
     timeout -k 5 30 "${MPI_RUN[@]}" "$OUT/life" $mode >"$WORK/log" 2>&1 </dev/null

@@ -52,8 +52,8 @@ host_knows() {
     printf '127.0.0.1 localhost\n%s\n' "$@" >"/etc/netns/$NET.$host/hosts"
 }
 
-# net_far OPTION...: adds a slow network, see far.c. Host i has the address 10.9.0.(i+1) at far0.
-# Another call replaces the slow network.
+# net_far OPTION...: adds a slow network, see far.c. Host i has the address 10.9.0.(i+1) at far0. A
+# second call replaces the slow network.
 net_far() {
     local i tries=100
     [ -x build/far ] && [ build/far -nt tests/lib/far.c ] ||

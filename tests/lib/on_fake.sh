@@ -8,26 +8,26 @@
 cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
 nccl=$(gpu_header nccl.h) || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
 
-# Everything runs in processes and threads of this machine. Operations take the time that the test
-# assigns to them.
+# All devices are simulated in processes and threads of this machine. Operations take the time that
+# the test sets.
 flags=(-std=gnu11 -O1 -g -Wall -Wextra -isystem "$cuda" -I. -Itests/lib -Itests/fake)
 [ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
 cuda=$(dirname "$cuda")
 flags+=(-DIDIST_NCCL_CONNECT_BYTES=32768) # the stand-in has no algorithm for larger calls
-# build_ahead FOLDER FLAGS...: starts to compile idist with its shims, and the stand-ins, to
-# build/fake/FOLDER, for all tests that use this folder. The stand-ins do the arithmetic of a
-# device, which is most of the work, so they are always optimized.
+# build_ahead FOLDER FLAGS...: starts to compile idist with its shims, and the stand-ins, into
+# build/fake/FOLDER, for all tests that use this folder. The stand-ins are always optimized, because
+# they do the arithmetic of a device, which is most of the work.
 build_ahead() {
     local folder=$1 part optimized
     shift
     for part in on_device cuda nccl; do
         optimized=(-O2)
-        [ $part != on_device ] || optimized=("${NOT_OPTIMIZED[1]}") # nothing at -O3
+        [ $part != on_device ] || optimized=("${NOT_OPTIMIZED[1]}") # no function at -O3
         later "$folder-$part" 150 tests/lib/build_once.sh "$ROOT/build/fake/$folder/$part.o" \
             cc "${flags[@]}" "$@" "${optimized[@]}" -c tests/fake/$part.c
     done
 }
-parts() { # FOLDER NAME: waits for the parts in FOLDER, for the programs that follow
+parts() { # FOLDER NAME: waits for the parts in FOLDER, which the next programs use
     local part
     PARTS=$ROOT/build/fake/$1
     for part in on_device cuda nccl; do ok_later "$1-$part" "$2: $part builds"; done

@@ -11,7 +11,7 @@ compile_once # applies to the compilers that the builds find
 cp -r CMakeLists.txt meson.build Makefile idist.pc.in idist*.h* LICENSE packaging tools \
     "$SOURCE/"
 
-# Tests must not reach the network, so every connection through a proxy fails at once.
+# Tests must not reach the network, so every connection through a proxy fails immediately.
 export http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 all_proxy=http://127.0.0.1:9
 
 # readme_block FILE: prints the block of README.md or docs/install.md that follows the line
@@ -25,7 +25,7 @@ readme_block() {
 }
 
 # cmake_app ID SNIPPET LANGUAGES SOURCES [OPTION...]: configures, builds, and runs a project in the
-# background. RUN is the command that starts the program, if the program should not spawn its ranks.
+# background. If the program should not spawn its ranks, RUN is the command that starts the program.
 RUN=
 cmake_app() {
     local id=$1 snippet=$2 languages=$3 sources=$4
@@ -44,11 +44,11 @@ ok_runs() {
     n=$(grep -c "^rank [01] of 2 over ${3:-ring}: 3, idist $VERSION\$" "$WORK/log")
     ok $((n != 2)) "$2: two ranks over ${3:-ring}" || tail -n 5 "$WORK/log" | diag
 }
-# ok_app ID NAME [BACKEND]: also checks for the strict options.
+# ok_app ID NAME [BACKEND]: checks the same as ok_runs, and that the strict options were used.
 ok_app() {
     ok_runs "$@" && ok_strict "$1" "$2"
 }
-ok_refused() { # ID NAME EXPECTED: the project was not configured, and the output says EXPECTED
+ok_refused() { # ID NAME EXPECTED: checks that configuring failed with the text EXPECTED
     until [ -e "$WORK/$1.status" ]; do sleep 0.05; done
     [ "$(cat "$WORK/$1.status")" = 1 ] && tr -s '\n ' '  ' <"$WORK/$1.later" | grep -qF -- "$3"
     ok $? "$2" || diag <"$WORK/$1.later"

@@ -1,14 +1,14 @@
 // ranks.h - runs n ranks, as threads of this process or as separate processes
 //
 // Include after idist.h. Ranks report failures with rank_fail. The first RANKS_MESSAGES failures
-// become diagnostics of the one TAP line that the run prints. The log lies in shared memory, so
-// that forked ranks can write to it, too.
+// become diagnostics of the one TAP line that the run prints. The log is in shared memory, so that
+// forked ranks can write to it, too.
 //
 //     static void body(idist_group *world, int rank, int n, void *arg) { ... }
 //
 //     ranks_case(3, NULL, body, NULL, "body with 3 ranks");
 //
-// With RANKS_MPI, the ranks are the processes of the mpirun that started the test, see ranks_mpi.h.
+// With RANKS_MPI, the ranks are the processes of the mpirun that started the test. See ranks_mpi.h.
 #ifndef RANKS_H
 #define RANKS_H
 
@@ -27,8 +27,8 @@
 
 #define RANKS_MAX 48
 #define RANKS_MESSAGES 10
-// Time-out that is longer than any call in these tests takes, so that a deadlock becomes
-// IDIST_ERR_TIMEOUT.
+// Time-out for calls. It is longer than any call in these tests takes, so that only a deadlock
+// becomes IDIST_ERR_TIMEOUT.
 #define RANKS_TIMEOUT_MS 20000
 
 typedef void (*ranks_fn)(idist_group *world, int rank, int n, void *arg);
@@ -148,8 +148,8 @@ static inline bool rank_is_status_at(const char *file, int line, int rank, idist
 // names in error texts
 //------------------------------------------------------------------------------
 
-// Returns true if the words before p show that the rank at p only reports something and is not to
-// blame.
+// Returns true if the words before p show that the rank named at p only reports a failure and is
+// not to blame.
 static inline bool text_names_witness(const char *text, const char *p) {
     static const char *const before[] = {"not answer ", "connection to ", "to it from ",
                                          "the message of ", "did not reach "};
@@ -160,7 +160,7 @@ static inline bool text_names_witness(const char *text, const char *p) {
     return false;
 }
 
-// Returns true if the text blames "rank R". "rank R0" does not match.
+// Returns true if the text blames "rank R". Does not match "rank R0".
 static inline bool text_names_rank(const char *text, int rank) {
     char word[32];
     size_t n = (size_t)snprintf(word, sizeof word, "rank %d", rank);
@@ -210,8 +210,8 @@ static inline idist_opts opts_async(idist_group *group, idist_request *request) 
     return o;
 }
 
-// Returns true if desc->transport places the ranks on several hosts, as far as the ranks know.
-// These values are not transports of the library.
+// Returns true if desc->transport makes the ranks believe that they are on several hosts. These
+// values are not transports of the library.
 //
 // * "hosts" puts even and odd ranks on one host each
 // * "blocks" puts consecutive ranks on each host, and uses three hosts from 7 ranks on
@@ -332,7 +332,7 @@ static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn
 }
 #endif
 
-// Runs fn on n ranks of one world. Failures are in the log.
+// Runs fn on n ranks of one world. Failures go to the log.
 static inline void ranks_threads(int n, const idist_desc *base, ranks_fn fn, void *arg) {
     ranks__run_threads(n, base, fn, arg, false);
 }
@@ -373,7 +373,7 @@ static inline bool ranks_case_fault(int n, const idist_desc *base, ranks_fn fn, 
 }
 
 // The transports between the ranks of one host: shared memory, local sockets, TCP. Two placements
-// on several hosts follow, see ranks__place.
+// on several hosts follow. See ranks__placed.
 enum { N_TRANSPORTS = 3, N_PLACEMENTS = 5 };
 static const char *const transport_names[N_PLACEMENTS] = {"auto", "socket", "tcp", "hosts",
                                                           "blocks"};
@@ -406,8 +406,8 @@ static inline bool test_long(void) {
     return text && *text && strcmp(text, "0") != 0;
 }
 
-// Returns true under the address or the thread sanitizer, which cannot allocate their memory if the
-// address space is limited.
+// Returns true under the address or the thread sanitizer. The sanitizers cannot allocate their
+// memory if the address space is limited.
 static inline bool test_sanitized(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     return true;
@@ -497,12 +497,13 @@ static inline void proc_phase(proc_slot *slot, int phase) {
     __atomic_store_n(&slot->phase, phase, __ATOMIC_RELEASE);
 }
 
-// Waits, in a rank, until another rank has reached the phase. The parent has a deadline.
+// Waits, in a rank, until another rank has reached the phase. Needs no time-out, because the parent
+// has a deadline.
 static inline void proc_await_phase(const proc_slot *slot, int phase) {
     while (__atomic_load_n(&slot->phase, __ATOMIC_ACQUIRE) < phase) tap_sleep_ms(1);
 }
 
-// Waits until a rank has a result. Returns false when the time is up.
+// Waits until a rank has a result. Returns false if the time-out ends first.
 static inline bool proc_await_result(const proc_slot *slot, int timeout_ms) {
     int64_t end_ms = tap_now_ms() + (int64_t)timeout_ms * test_slow_factor();
     while (!__atomic_load_n(&slot->has_result, __ATOMIC_ACQUIRE)) {

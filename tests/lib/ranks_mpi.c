@@ -19,7 +19,7 @@ __attribute__((constructor)) static void begin(void) {
     const char *single = getenv("RANKS_MPI_SINGLE"); // like a program that calls MPI_Init
     if (single && *single) MPI_Init(NULL, NULL);
     else MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
-    atexit(end); // a destructor would run too late: MPICH 5 has released some of its state by then
+    atexit(end); // a destructor would run after MPICH 5 has released some of its state
     MPI_Comm_rank(MPI_COMM_WORLD, &ranks_mpi.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks_mpi.size);
     if (ranks_mpi.rank && !freopen("/dev/null", "w", stdout)) abort();

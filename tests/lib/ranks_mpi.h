@@ -1,10 +1,10 @@
 // ranks_mpi.h - the ranks of a test are processes that mpirun started
 //
 // Every process runs the whole test program. A case for n ranks gets a world on a communicator of
-// the first n processes. All other processes wait for the end of the case. Rank 0 prints for all
-// ranks. Two kinds of cases are left out: cases for more ranks than there are, and cases that
-// differ from another case only in settings of the ring. ranks_mpi.c is compiled once for each MPI,
-// and the tests are compiled once for all MPIs.
+// the first n processes. All other processes wait until the case ends. Rank 0 prints for all ranks.
+// Two kinds of cases are left out: cases for more ranks than there are, and cases that differ from
+// another case only in settings of the ring. ranks_mpi.c is compiled once for each MPI, and the
+// tests are compiled once for all MPIs.
 #ifndef RANKS_MPI_H
 #define RANKS_MPI_H
 

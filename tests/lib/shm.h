@@ -1,6 +1,6 @@
 // shm.h: helpers for tests of ranks that share memory. Arrays repeat with a period that divides no
-// size, so that stale or misplaced data show. Another helper measures the shared file in an address
-// space.
+// size, so that stale or misplaced data is detected. Another helper measures the shared file in an
+// address space.
 #ifndef TESTS_SHM_H
 #define TESTS_SHM_H
 

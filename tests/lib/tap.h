@@ -8,9 +8,9 @@
 //     return tap_done();                                // 1..2, exit status
 //
 // Each line of output is one write(2). So there is no stdio buffer that a forked child could print
-// again, and lines of different threads do not mix. The watchdog is a process. A thread or a
-// signal would not do, because tests count threads, compare signal handlers, and flood the process
-// with SIGALRM. tap_deadline starts the watchdog, which ends with the test.
+// again, and lines of different threads do not mix. The watchdog is a process. A thread or a signal
+// would not work, because tests count threads, compare signal handlers, and flood the process with
+// SIGALRM. tap_deadline starts the watchdog, which ends with the test.
 #ifndef TAP_H
 #define TAP_H
 
@@ -35,8 +35,7 @@
 #define TAP_PRINTF(fmt_arg, first_arg) __attribute__((format(printf, fmt_arg, first_arg)))
 #define TAP_MAX_CHILDREN 512
 
-// State that the watchdog process shares, so that it can read the state when the test itself is
-// stuck.
+// State that the watchdog process shares with the test, and can still read when the test is stuck.
 typedef struct tap_shared {
     int64_t deadline_ns;
     char running[400];
@@ -84,7 +83,7 @@ static inline int64_t tap_now_ns(void) {
 
 static inline int64_t tap_now_ms(void) { return tap_now_ns() / 1000000; }
 
-// Returns the time in ns that the main thread of a process could have run but waited for a
+// Returns the time in ns for which the main thread of a process was ready to run but waited for a
 // processor. Returns 0 if the kernel does not count that time. A test extends its time limits by
 // the increase of this value.
 static inline int64_t tap_waited_ns(pid_t pid) {
@@ -98,7 +97,7 @@ static inline int64_t tap_waited_ns(pid_t pid) {
     return (int64_t)waited_ns;
 }
 
-// Returns the time in ns that all threads of this process together have waited for a processor.
+// Returns the total time in ns for which the threads of this process have waited for a processor.
 static inline int64_t tap_all_waited_ns(void) {
     int64_t sum_ns = 0;
     DIR *threads = opendir("/proc/self/task");
@@ -108,8 +107,8 @@ static inline int64_t tap_all_waited_ns(void) {
     return sum_ns;
 }
 
-// Returns the time in ns that this machine has waited for its processors, if it is a virtual
-// machine.
+// Returns the time in ns for which this machine has waited for its processors. It is 0 unless this
+// is a virtual machine.
 static inline int64_t tap_stolen_ns(void) {
     unsigned long long ticks = 0;
     FILE *f = fopen("/proc/stat", "r");
@@ -133,8 +132,8 @@ static inline void tap__write(const char *text, size_t nbytes) {
     }
 }
 
-// Writes one line of output. Newlines inside the text would break the protocol, so they become
-// spaces.
+// Writes one line of output. Replaces newlines in the text by spaces, because they would break the
+// protocol.
 static inline void tap__vline(const char *head, const char *fmt, va_list args) {
     char line[2048];
     size_t n = (size_t)snprintf(line, sizeof line - 1, "%s", head);
@@ -155,8 +154,8 @@ static inline void tap_diag(const char *fmt, ...) {
     va_end(args);
 }
 
-// Returns the seed of all random numbers in this test. IDIST_TEST_SEED sets the seed to repeat a
-// run. Failures print the seed.
+// Returns the seed of all random numbers in this test. Failures print the seed. To repeat a run,
+// set IDIST_TEST_SEED to its seed.
 static inline uint64_t tap_seed(void) {
     tap_state *t = tap__state();
     pthread_mutex_lock(&t->lock);
@@ -235,7 +234,8 @@ static inline void tap_bail(const char *fmt, ...) {
     _exit(99);
 }
 
-// Asserts a condition of the test itself (memory, fork, ...). NDEBUG does not remove the check.
+// Asserts a condition that the test itself needs (memory, fork, ...). NDEBUG does not remove the
+// check.
 #define TAP_REQUIRE(cond)                                                                       \
     do {                                                                                        \
         if (!(cond)) tap_bail("%s:%d: %s failed (errno %d)", __FILE__, __LINE__, #cond, errno); \
@@ -274,12 +274,12 @@ static inline void tap__watch(pid_t test) {
             tap__hang(test);
         tap_sleep_ms(50);
     }
-    tap_kill_children(); // the test was killed, and its ranks must not stay behind
+    tap_kill_children(); // the test was killed, and its ranks must not survive it
     _exit(0);
 }
 
-// Gives the test this many seconds from now on. May be called again. IDIST_TEST_SLOW multiplies the
-// time (sanitizers, valgrind, a loaded machine).
+// Gives the test this many seconds from now on. A later call sets a new deadline. IDIST_TEST_SLOW
+// multiplies the time (sanitizers, valgrind, a loaded machine).
 static inline void tap_deadline(int seconds) {
     tap_state *t = tap__state();
     tap_shared *s = tap__shared();

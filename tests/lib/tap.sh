@@ -7,13 +7,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 # shellcheck disable=SC2034 # used by the scripts that source this file
 ROOT=$PWD
 WORK=$(mktemp -d) || exit 1
-declare -A LATER=() # by id: the processes that `later` has started, each with a deadline
+declare -A LATER=() # by id: the processes that `later` has started; each has a deadline
 trap '[ ${#LATER[@]} = 0 ] || wait "${LATER[@]}" 2>/dev/null; rm -rf "$WORK"' EXIT
 TAP_RUN=0
 TAP_FAILED=0
 
-# Removes the variables of a launcher that happens to run these tests, and limits all waits to less
-# than the time of the test.
+# Removes the variables of a launcher that may run these tests, and limits all waits to less than
+# the time of a test.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT IDIST_RANK \
     IDIST_WORLD_SIZE IDIST_BACKEND
 unset IDIST_INIT_METHOD IDIST_GROUP_NAME IDIST_ALGO IDIST_TRANSPORT IDIST_LOG
@@ -35,8 +35,8 @@ skip() { # NAME REASON
     TAP_RUN=$((TAP_RUN + 1))
     echo "ok $TAP_RUN - $1 # SKIP $2"
 }
-# Number of times SECONDS after which a command counts as hanging. The SECONDS of ok_run and later
-# are ample for an idle machine. If speed matters, the tests measure it themselves.
+# A command counts as hanging after PATIENCE times its SECONDS. The SECONDS of ok_run and later are
+# ample for an idle machine. If speed matters, the tests measure it themselves.
 PATIENCE=3
 # Runs a command with its output in $WORK/log. Passes if the command ends with STATUS; otherwise,
 # prints the output.
@@ -54,11 +54,11 @@ ok_run() { # STATUS NAME SECONDS COMMAND...
     return 1
 }
 # Options for a program that does not depend on the optimizer. They cut the time to compile to a
-# fourth. The macro empties the attribute optimize("O3") of the reductions.
+# quarter. The macro removes the attribute optimize("O3") of the reductions.
 # shellcheck disable=SC2034 # used by the scripts that source this file
 NOT_OPTIMIZED=(-O0 '-Doptimize(level)=')
-# Makes cc and c++ run compile_once.sh from here on, so that they do not compile again what other
-# tests have compiled in the same way.
+# Makes cc and c++ run compile_once.sh from here on, so that they do not repeat the compilations of
+# other tests.
 compile_once() {
     local compiler
     mkdir "$WORK/compilers"
@@ -70,8 +70,8 @@ compile_once() {
     done
     PATH=$WORK/compilers:$PATH
 }
-# later ID SECONDS COMMAND...: runs a command in the background, with at most as many commands at a
-# time as there are cores. ok_later ID NAME waits for the command and then reports like ok_run 0.
+# later ID SECONDS COMMAND...: runs a command in the background. At most one command per core runs
+# at a time. ok_later ID NAME waits for the command and then reports like ok_run 0.
 CORES=$(nproc 2>/dev/null || echo 2)
 # The status goes through a file, because bash forgets the status of a process once another child
 # gets its number.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""house_test.py - tests of house.py on small texts. Prints TAP."""
+"""house_test.py - tests house.py on small texts. Prints TAP."""
 import os
 import sys
 
@@ -20,7 +20,7 @@ def check(name, got, want):
 
 
 def file(name, text):
-    """A file of src/."""
+    """Returns the source that a file of src/ with this text would be."""
     return house.Source(os.path.join(house.ROOT, 'src', name), text)
 
 

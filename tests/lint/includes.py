@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""includes.py [FOLDER] - which file of src/ (or FOLDER) includes which; exits with 1 when a rule is
-broken. Each folder includes only itself and those before it in FLOORS (a folder of os/ counts as
-os); no file includes itself through others; the name of a file is unique outside os/; and one
-header of src/ lists each file.
+"""includes.py [FOLDER] - checks which file of src/ (or FOLDER) includes which. Exits with 1 if a
+rule is broken. The files of a folder include only files of that folder and of folders before it in
+FLOORS (a folder of os/ counts as os). No file includes itself through other files. Outside os/, the
+name of a file is unique. Exactly one header of src/ lists each file.
 """
 import os
 import pathlib
@@ -26,7 +26,7 @@ stems, wrong = {}, []
 
 
 def cycle(path):
-    """The first way from the last file of a path back to one in it."""
+    """Returns the first cycle that the includes of the last file of a path close, or None."""
     for i in includes.get(path[-1], []):
         if i in path:
             return path[path.index(i):] + [i]

@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# lint.sh - the rules of the project that a compiler does not know. Prints TAP; exits with 1 when
+# lint.sh - checks the project's rules that a compiler does not know. Prints TAP. Exits with 1 if
 # something was found.
 #
-#   contents   the list CONTENTS at the top of a header names its sections, all and in their order
-#   includes   a file of src/ includes only what stands below it
-#   drop-ins   the headers at the root are what src/ gives
+#   contents   the list CONTENTS at the top of a header names all its sections, in their order
+#   includes   a file of src/ includes only what includes.py allows
+#   drop-ins   the headers at the root are up to date with src/
 #   names      exported symbols start with idist_ and are declared in the API part; macros start
 #              with IDIST_
 #   text       ASCII, no tabs, no white space at the end of a line, at most 100 columns
-#   house      what house.py reads off the sources: names, nesting, length of functions, ...; the
-#              launcher, tools/idistrun/, keeps those rules that are not about src/ alone
+#   house      the rules of house.py: names, nesting, length of functions, ...; for the launcher,
+#              tools/idistrun/, only the rules that are not about src/
 #   format     clang-format; also: shell scripts are executable and pass shellcheck
-#   speech     the project speaks of itself only: no paths of somebody's machine, no TODO without
-#              an owner
+#   speech     no paths of somebody's machine, no FIXME or XXX, no TODO without an owner
 #   tidy       clang-tidy over the implementation
 set -u
 shopt -s lastpipe # so that report, at the end of a pipe, can count
@@ -25,12 +24,12 @@ N_RUN=0
 N_FAILED=0
 
 mapfile -t SOURCES < <(find src -name '*.h' | sort)
-# What git has or would add; without git, everything but build/.
+# All files that git tracks or would add. Without git, all files outside build/ and .git/.
 mapfile -t ALL < <(git ls-files --cached --others --exclude-standard 2>/dev/null | sort -u ||
     find . -type f -not -path './build/*' -not -path './.git/*' | sed 's|^\./||' | sort)
 FILES=()
 for f in "${ALL[@]}"; do [ -f "$f" ] && FILES+=("$f"); done
-# The drop-ins are generated.
+# Leaves out the drop-ins, which are generated.
 mapfile -t C_FILES < <(printf '%s\n' "${FILES[@]}" | grep -E '\.(c|h|hpp|cc|cpp|cu)$' |
     grep -vE '^idist[a-z_]*\.h$')
 mapfile -t SCRIPTS < <(printf '%s\n' "${FILES[@]}" | grep -E '(\.sh|^\.ci/run)$')
@@ -39,7 +38,7 @@ mapfile -t TEXTS < <(printf '%s\n' "${FILES[@]}" |
         -e '(Makefile|LICENSE|CMakeLists\.txt|/usage|^\.ci/run|^\.[a-z-]+)$' |
     grep -vE '^idist[a-z_]*\.h$')
 
-# report NAME: passes when the findings on stdin are none; otherwise they become diagnostics.
+# report NAME: passes if there are no findings on stdin, and otherwise prints them as diagnostics.
 report() {
     local findings
     findings=$(cat)
@@ -62,7 +61,7 @@ skip() { # NAME REASON
 # contents
 #------------------------------------------------------------------------------
 
-# Tags of the banners of a header, in order: a line of dashes, then "// [tag]  text".
+# Prints the tags of a header's banners, in order: a line of dashes, then "// [tag]  text".
 banner_tags() {
     awk '/^\/\/----------------------------------------/ { dashes = NR }
          /^\/\/ \[[a-z_]+:[a-z0-9_]+\]/ && dashes == NR - 1 {
@@ -70,7 +69,7 @@ banner_tags() {
          }' "$1"
 }
 
-# Tags that the doc block (all before the first line of code) lists under CONTENTS.
+# Prints the tags that the doc block (all before the first line of code) lists under CONTENTS.
 contents_tags() {
     awk '/\*\// { exit }
          /CONTENTS/ { inside = 1; next }
@@ -109,8 +108,8 @@ check_names() {
         { echo "idist.h does not compile"; return; }
     nm -g --defined-only "$TMP/impl.o" | awk 'NF == 3 { print $3 }' | sort -u >"$TMP/exported"
     grep -v '^idist_' "$TMP/exported" | sed 's/.*/exported: & does not start with idist_/'
-    # A mark before each declaration that is meant for users, then the last name before the first
-    # parenthesis.
+    # IDIST_API marks each declaration that is meant for users. The name is the last one before the
+    # first parenthesis.
     "$cc" -I. -E -P -DIDIST_API=idist_lint_mark "$TMP/api.c" | tr '\n' ' ' |
         sed 's/idist_lint_mark/\n&/g' |
         sed -n 's/^idist_lint_mark [^(;]*[ *]\([A-Za-z_0-9]*\)(.*/\1/p' | sort -u >"$TMP/declared"
@@ -120,8 +119,8 @@ check_names() {
     comm -13 "$TMP/exported" "$TMP/declared" | sed 's/.*/declared: & is not in the implementation/'
 }
 
-# Macros a user of the API sees, and every macro that a header defines anywhere. Feature macros may
-# be there too.
+# Checks the macros that a user of the API sees, and every macro that the given headers define.
+# Feature-test macros are allowed, too.
 check_macros() {
     local cc=${CC:-cc}
     printf '#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n' >"$TMP/base.c"
@@ -156,7 +155,7 @@ check_text() {
     done
 }
 
-# This script and the test of the README name the words they look for.
+# Skips this script, which contains the words that it looks for.
 check_speech() {
     local f
     for f in "${TEXTS[@]}"; do
@@ -190,8 +189,8 @@ check_scripts() {
     done
 }
 
-# The analyzer looks at as many states of a function as its budget allows: by default 225,000, which
-# takes three minutes in all; here half as many.
+# The analyzer visits as many states of a function as its budget allows. The default is 225,000,
+# which takes three minutes in all. This check visits half as many, unless IDIST_TEST_FULL=1.
 check_tidy() {
     local budget=112500
     [ "${IDIST_TEST_FULL:-0}" = 1 ] && budget=225000

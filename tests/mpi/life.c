@@ -384,7 +384,7 @@ static void ulfm(void) {
     for (int i = 0; s == IDIST_OK; i++) {
         for (int k = 0; k < 100; k++) x[k] = 1;
         clock_gettime(CLOCK_MONOTONIC, &t);
-        // Start of the last call that succeeded, approximately.
+        // In the last turn, about the time at which rank 1 is killed.
         killed = now_ms();
         if (rank == 1 && i == 100) kill(getpid(), SIGKILL);
         s = idist_all_reduce(x, x, i % 2 ? 100 : 1, IDIST_F32, IDIST_SUM, NULL);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# cmake.sh - projects that use idist by CMake: a folder, FetchContent, find_package, the components;
-# projects that export a library which uses idist, or have idist twice; what find_package must
-# refuse; pkg-config after make install and cmake --install.
+# cmake.sh - tests projects that use idist through CMake: by a folder, FetchContent, find_package
+# and the components. Other projects export a library that uses idist, or have idist twice. Also
+# tests what find_package must refuse, and pkg-config after make install and cmake --install.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/package.sh
@@ -14,7 +14,7 @@ command -v cmake >/dev/null || {
     exit 0
 }
 
-# Where it has been installed and then moved: no path of the first place may be left.
+# Installs idist, and then moves the installation, which may contain no path of the first place.
 PREFIX=$WORK/prefix
 readme_block install.sh | sed "s|~/.local|$WORK/first|" >"$WORK/install.sh"
 ok_run 0 "docs/install.md: cmake --install" 100 sh -ec "cd '$SOURCE' && . '$WORK/install.sh'"
@@ -29,23 +29,23 @@ cmp -s LICENSE "$PREFIX/share/licenses/idist/LICENSE"
 ok $? "and LICENSE"
 find=(-DCMAKE_PREFIX_PATH="$PREFIX" -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
 
-snippet() { # FILE: stdin as a snippet
+snippet() { # FILE: saves stdin as a snippet
     cat >"$WORK/$1"
     [ -s "$WORK/$1" ] || echo "message(FATAL_ERROR \"docs/install.md has no $1\")" >"$WORK/$1"
 }
 for name in folder fetch package mpi; do readme_block $name.cmake | snippet $name.cmake; done
-# configured ID [OPTION...]: later configures a project in C with the snippet of stdin.
+# configured ID [OPTION...]: configures a C project in the background, with stdin as its snippet.
 configured() {
     snippet "$1.cmake"
     later "$1" 60 cmake -S "$PROJECT" -B "$WORK/build-$1" -DSNIPPET="$WORK/$1.cmake" \
         -DLANGUAGES=C "${find[@]}" "${@:2}"
 }
-# A folder: only C, only C++.
+# A folder, in a project of only C and in one of only C++.
 ln -s "$SOURCE" "$PROJECT/idist"
 cmake_app folder-c "$WORK/folder.cmake" C "main.c;implementation.c"
 cmake_app folder-cxx "$WORK/folder.cmake" CXX "main.cpp;implementation.cpp"
 
-# The lines of docs/install.md. For find_package the program asks for the exact version.
+# Uses the lines of docs/install.md. The project requires the exact version from find_package.
 cmake_app fetch "$WORK/fetch.cmake" "C;CXX" "main.cpp;implementation.c"
 {
     echo "find_package(idist $VERSION EXACT CONFIG REQUIRED)"
@@ -53,8 +53,8 @@ cmake_app fetch "$WORK/fetch.cmake" "C;CXX" "main.cpp;implementation.c"
 } | snippet exact.cmake
 cmake_app package "$WORK/exact.cmake" C "main.c;implementation.c" "${find[@]}"
 
-# Two parts of a project have idist, in a clone of their own, and a third part has it installed. The
-# project installs idist, once.
+# Two parts of a project have their own clones of idist, and the project also finds an installed
+# idist. The project must install idist once.
 mkdir "$PROJECT/one" "$PROJECT/two"
 ln -s "$SOURCE" "$PROJECT/one/idist"
 ln -s "$SOURCE" "$PROJECT/two/idist"
@@ -67,7 +67,7 @@ find_package(idist CONFIG REQUIRED)
 target_link_libraries(app PRIVATE idist::idist)'
 cmake_app twice "$WORK/twice.cmake" C "main.c;implementation.c" "${find[@]}"
 
-# A second part with another version, where the first one is installed.
+# A project uses an installed idist, and a part of it has a clone of another version.
 mkdir "$PROJECT/other"
 cp -r "$SOURCE" "$PROJECT/other/idist"
 sed -i "/define IDIST_VERSION /s/$VERSION/9.8.7/" "$PROJECT/other/idist/idist.h"
@@ -76,8 +76,8 @@ configured other <<<'find_package(idist CONFIG REQUIRED)
 add_subdirectory(other)
 target_link_libraries(app PRIVATE idist::idist)'
 
-# A library that uses idist exports itself. A project uses its build tree; its installation, where
-# idist is installed elsewhere; and its installation together with idist.
+# A library that uses idist exports itself. Projects use the library's build tree, its installation
+# with idist installed elsewhere, and its installation together with idist.
 generator=()
 command -v ninja >/dev/null && generator=(-G Ninja)
 cp -r tests/package/exporting "$WORK/"
@@ -101,8 +101,9 @@ cmake_app build-tree "$WORK/lib.cmake" C main.c -Dlib_DIR="$WORK/exported" \
 cmake_app lib "$WORK/lib.cmake" C main.c "-DCMAKE_PREFIX_PATH=$WORK/only lib;$PREFIX"
 cmake_app lib-all "$WORK/lib.cmake" C main.c "-DCMAKE_PREFIX_PATH=$WORK/lib & all"
 
-# MPI in C++ in a project that has C, where it is MPI::MPI_C; and in C. nccl needs no GPU to build,
-# nor to run: the program then has host memory only.
+# The component mpi, in C++ in a project that also has C, where its target is MPI::MPI_C, and in C.
+# The component nccl needs no GPU to build or to run. Without a GPU, the program uses only host
+# memory.
 openmpi=$(mpi_missing openmpi4)
 if [ -z "$openmpi" ]; then
     mpi_run_command openmpi4 2
@@ -131,7 +132,7 @@ target_link_libraries(app PRIVATE idist::nccl)'
     cmake_app nccl "$WORK/nccl.cmake" "C;CXX" "main.c;implementation.cpp" "${find[@]}" \
         -DCMAKE_CXX_FLAGS=-DWITH_NCCL -DCUDAToolkit_ROOT="$cuda"
 
-# What find_package refuses, or does without.
+# Versions and components that find_package must refuse, and an optional component.
 minor=${VERSION%.*}
 configured next <<<"find_package(idist ${minor%.*}.$((${minor#*.} + 1)) CONFIG REQUIRED)"
 configured patch <<<"find_package(idist $minor.99 CONFIG REQUIRED)"
@@ -148,8 +149,8 @@ if(idist_mpi_FOUND OR TARGET idist::mpi OR NOT TARGET idist::idist)
     message(FATAL_ERROR "idist_mpi_FOUND is ${idist_mpi_FOUND}")
 endif()'
 
-# pkg-config: the line of docs/install.md and the program of README.md, after make install; what it
-# says after cmake --install.
+# Runs the pkg-config line of docs/install.md on the program of README.md, after make install. Also
+# checks the output of pkg-config after cmake --install.
 ok_run 0 "make install" 100 make -s install PREFIX="$WORK/made"
 cat >"$WORK/pkg_config.sh" <<END
 set -e
@@ -202,7 +203,7 @@ ok_refused next "the next minor version is refused" "$version"
 ok_refused patch "a later patch is refused" "$version"
 ok_refused older "an earlier minor version is refused" "$version"
 cmake=$(cmake --version | awk 'NR == 1 { print $3 }')
-if [ "$(printf '%s\n' 3.19 "$cmake" | sort -V | head -n 1)" = 3.19 ]; then # older ones know none
+if [ "$(printf '%s\n' 3.19 "$cmake" | sort -V | head -n 1)" = 3.19 ]; then # supports ranges
     ok_refused range "a range that ends before this version is refused" "$version"
     ok_later in-range "a range that includes this version"
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# conan.sh - Conan's own test of the recipe (conan create), which builds test_package as C and as
-# C++; and a project that finds the package and its component mpi by CMake.
+# conan.sh - runs Conan's own test of the recipe (conan create), which builds test_package as C and
+# as C++. Also tests a project that finds the package and its component mpi through CMake.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/package.sh

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# install.sh - make install, cmake --install and meson install install the same files with the same
-# modes, whatever the umask and the names of the folders are; CFLAGS and LDFLAGS reach idistrun;
-# what pkg-config says; make uninstall.
+# install.sh - checks that make install, cmake --install and meson install install the same files
+# with the same modes, whatever the umask and the names of the folders are. Also checks that CFLAGS
+# and LDFLAGS reach idistrun, what pkg-config prints, and make uninstall.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/package.sh
 . tests/lib/package.sh
 
-# A clone that its owner alone can read, by a user whose new files are private.
+# Only the owner can read the clone, and the user's new files are private.
 chmod -R go= "$SOURCE"
 umask 077
 FOLDER="the & %1 | folder"
@@ -37,7 +37,7 @@ else
     skip "meson install" "no meson: apt-get install meson ninja-build"
 fi
 
-# What each of them has to install.
+# The files that each of the three must install.
 {
     echo "d 755 bin"
     echo "f 755 bin/idistrun"
@@ -58,7 +58,7 @@ for by in "${present[@]}"; do
     ok $? "$by: the same contents" || diag <"$WORK/log"
 done
 
-# The options are those of the folder that the files are in, to which they were moved.
+# pkg-config must print options for the folder to which the files were moved.
 readme_block app.c >"$WORK/app.c"
 if command -v pkg-config >/dev/null; then
     for by in "${present[@]}"; do
@@ -71,7 +71,7 @@ else
     skip "pkg-config" "no pkg-config: apt-get install pkg-config"
 fi
 
-# Folders that are there keep their modes, files do not. Nothing is left but folders.
+# Existing folders keep their modes, but existing files do not. make uninstall leaves only folders.
 mkdir -p "$WORK/it's/include"
 touch "$WORK/it's/include/idist.h"
 chmod 750 "$WORK/it's/include"

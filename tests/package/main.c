@@ -1,5 +1,5 @@
-// main.c - two ranks add up their numbers. Without arguments it spawns them; with one it joins
-// those of a launcher.
+// main.c - two ranks add up their numbers. Without arguments, the program spawns the ranks. With an
+// argument, it joins the ranks of a launcher.
 #include <idist.h>
 #include <stdio.h>
 #include <string.h>

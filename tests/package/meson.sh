@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meson.sh - projects that use idist by Meson: as a subproject, in C and in C++, and as an installed
-# package.
+# meson.sh - tests projects that use idist through Meson: as a subproject, in C and in C++, and as
+# an installed package.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/package.sh
@@ -20,8 +20,8 @@ ok_headers "$PREFIX/include" "meson install"
 cmp -s LICENSE "$PREFIX/share/licenses/idist/LICENSE"
 ok $? "and LICENSE"
 
-# meson_app ID LANGUAGES SOURCES [OPTION...]: later sets up, builds and runs a project with the line
-# of docs/install.md.
+# meson_app ID LANGUAGES SOURCES [OPTION...]: sets up, builds and runs a project in the background,
+# with the line of docs/install.md.
 meson_app() {
     local id=$1 languages=$2 sources=$3 folder=$WORK/project-$1
     shift 3

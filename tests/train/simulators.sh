@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# simulators.sh - tests examples/apps/simulators: the program learns to balance and prints what its
-# head promises. Any number of ranks, however started, learns the same. The other ranks name a rank
-# that dies, and errors name a wrong option.
+# simulators.sh - tests examples/apps/simulators: the program learns to balance and prints what the
+# comment at its head promises. Any number of ranks, however started, learns the same. If a rank
+# dies, the errors of the other ranks name it. An error names a wrong option.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh

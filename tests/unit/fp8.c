@@ -115,7 +115,7 @@ static void test_vectors(void) {
 }
 
 // Checks sums. A sum that is infinite or too large becomes the largest number, and a NaN stays a
-// NaN. Infinities widen to infinities.
+// NaN.
 static void test_sums(idist_dtype d) {
     uint8_t most = d == IDIST_F8E4M3 ? 0x7e : 0x7b, nan = 0x7f;
     uint8_t in[4] = {most, (uint8_t)(most | 0x80), nan, 0x01},

@@ -74,8 +74,7 @@ static int log2_up(int n) {
     return log;
 }
 
-// Returns the number of rounds that a collective of 8 bytes may take in addition to log2(n),
-// rounded up.
+// Returns the number of rounds that a collective of 8 bytes may take beyond log2(n) rounded up.
 static int rounds_beyond_log(idist__kind kind) {
     switch (kind) {
     case IDIST__ALL_REDUCE: // ranks beyond a power of two add rounds before and after
@@ -155,8 +154,8 @@ static void check_pipeline(void) {
            1e3 * many);
 }
 
-// Compares the algorithm that the library chooses with the better of the two algorithms. Returns
-// the ratio of their times at the size where the choice is worst.
+// Compares the algorithm that the library chooses with the better of the algorithms latency and
+// bandwidth. Returns the ratio of their times at the size where the choice is worst.
 static double worst_choice(idist__kind kind, int n, size_t *nbytes) {
     static const idist__algorithm settings[] = {IDIST__ALGO_AUTO, IDIST__ALGO_LATENCY,
                                                 IDIST__ALGO_BANDWIDTH};
@@ -220,16 +219,17 @@ static void check_choices(void) {
     check_choice(rows, IDIST__COUNT_OF(rows), "24 us and 25 Gbit/s");
     choose_for(46, 2, 1e9 / 8);
     check_choice(rows, IDIST__COUNT_OF(rows), "50 us and 1 Gbit/s");
-    // On this network reducing takes longer than sending. The choice of the algorithm does not take
-    // this into account.
+    // On these networks reducing takes a large part of the time. The choice of the algorithm does
+    // not take this into account.
     choose_for(46, 2, 25e9 / 8);
     check_choice(fast, IDIST__COUNT_OF(fast), "50 us and 25 Gbit/s");
     choose_for(20, 2, 100e9 / 8);
     check_choice(fast, IDIST__COUNT_OF(fast), "24 us and 100 Gbit/s");
 }
 
-// Checks the size limits on one host, both inside the table and beyond it. A group on one host of a
-// world with several hosts has the same limits.
+// Checks the sizes up to which the latency algorithm is used on one host, for numbers of ranks that
+// the table in ring/algo/choose.h covers and for larger ones. A group on one host of a world with
+// several hosts has the same limits.
 static void check_limits(void) {
     static const struct {
         idist__kind kind;

@@ -217,8 +217,8 @@ static void test_many(idist__isa isa, idist_dtype d, idist_op op) {
            idist_op_name(op), MAX_N);
 }
 
-// Sums and averages 500 operands. In F16, a sum of 2049 ones would stick at 2048 if each partial
-// sum were rounded.
+// Sums and averages 500 operands. In F16, an odd number above 2048 is rounded to an even one, so
+// rounding each partial sum would change the result.
 static void test_hundreds(idist__isa isa) {
     enum { N = 500 };
     uint16_t five = 0x4500, out = 0, want = f16_of_f32(2500.0f);
@@ -269,7 +269,7 @@ static void test_conversions(idist__isa isa, idist_dtype d) {
     }
     tap_is(wrong, 0, "%s: every %s widens", isa_names[isa], name);
 
-    // Try the floats next to every narrow float and next to every midpoint between two narrow
+    // Tries the floats next to every narrow float and next to every midpoint between two narrow
     // floats. Half a unit in the last place is a power of two when counted in units of F32. The
     // power is 2^12 for F16, 2^15 for BF16, and 2^19 or 2^20 for the 8-bit floats. For subnormal
     // numbers it is up to 2^23.

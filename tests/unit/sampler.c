@@ -1,6 +1,6 @@
-// sampler.c - compares idist_sampler with the samplers of PyTorch and Ignite. Their values are in
-// tests/data/sampler.txt, permutation.txt and proxy.txt, made by the scripts beside these files.
-// Also checks orders supplied by the caller, checkpoints and wrong arguments.
+// sampler.c - compares idist_sampler with the samplers of PyTorch, Ignite and Horovod. Their values
+// are in tests/data (sampler.txt, permutation.txt, proxy.txt, elastic.txt), made by the scripts
+// beside these files. Also checks orders supplied by the caller, checkpoints and wrong arguments.
 //
 // IDIST_TEST_FULL=1 adds permutations of 214,748,363 samples and more, which take minutes and 2
 // GiB.
@@ -75,8 +75,8 @@ static bool is_permutation(const size_t *order, size_t count, const char *rest) 
     return sum == check;
 }
 
-// Checks a line of the file. Its count is at the threshold from which torch shuffles by its other
-// method, or just below this threshold.
+// Checks a line of permutation.txt whose count is at the threshold from which torch shuffles by its
+// other method, or just below this threshold.
 static void large_permutation(size_t count, uint64_t seed, const char *rest) {
     size_t *order, index = 0;
     idist_sampler *s = NULL;
@@ -271,7 +271,7 @@ static void against_horovod(void) {
         while (idist_sampler_next(whole, &index)) order[place++] = index;
         d.num_replicas = third;
         d.rank = rank;
-        // No more samples can have been processed than this product.
+        // This product can exceed the length, but at most `length` samples can have been processed.
         state.processed = one * (unsigned long long)first;
         state.processed = state.processed < length
                               ? state.processed + other * (unsigned long long)second

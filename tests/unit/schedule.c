@@ -1,6 +1,6 @@
 // schedule.c - compares idist_schedule_value and idist_piecewise_linear with the schedulers of
-// torch and Ignite. Their values are in tests/data/schedule.txt, made by the script beside this
-// file. Also checks that wrong arguments are refused.
+// torch and Ignite. Their values are in tests/data/schedule.txt, made by schedule.py in that
+// folder. Also checks that wrong arguments are refused.
 #include "idist.h"
 
 #include "idist_train.h"

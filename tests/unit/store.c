@@ -349,8 +349,8 @@ static void check_prefix(const fixture *k, const char *name) {
            name);
 }
 
-// Checks the key that the server sets when a client's connection ends. The key must be set when the
-// client has closed its store, and not before.
+// Checks the key that the server sets when a client's connection ends (the client's will). The key
+// must be set when the client has closed its store, and not before.
 static void check_will(const fixture *k, const char *name) {
     const char *early[2] = {"will/1/end", "a%b/will/2/end"};
     const char *dropped = "dropped";
@@ -836,7 +836,7 @@ static void test_no_slot_left(void) {
 }
 
 static void *set_soon(void *arg) {
-    tap_sleep_ms(5); // lets the get begin to wait; the test is right either way
+    tap_sleep_ms(5); // time for the get to begin to wait; the test does not need it
     idist_store_set((idist_store *)arg, "wake", "v", 1);
     return NULL;
 }
@@ -1033,7 +1033,7 @@ static void test_stale_file(void) {
     memset(&client, 0, sizeof client);
     client.url = url;
     TAP_REQUIRE(pthread_create(&client.thread, NULL, early_client_main, &client) == 0);
-    tap_sleep_ms(100); // lets the client see the stale file first; the test is right either way
+    tap_sleep_ms(100); // time for the client to see the stale file first; the test does not need it
     tap_is(idist_store_open(url, &desc, &server), IDIST_OK, "stale: a new server takes the path");
     tap_is(idist_store_set(server, "who", "new", 4), IDIST_OK, "stale: and sets a key");
     TAP_REQUIRE(pthread_join(client.thread, NULL) == 0);

@@ -9,7 +9,7 @@
 
 #include "ranks.h"
 
-#define MANY 3000 // enough events for several windows
+#define MANY 3000 // enough events for several windows (mapped parts of the file)
 
 static char folder[] = "/tmp/idist-trace-XXXXXX", path[300];
 static char *text; // contents of the file that look_at read last

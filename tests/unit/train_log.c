@@ -1,5 +1,5 @@
-// train_log: checks that only rank 0 prints log lines, in the format of the tutorial. Also checks
-// that the progress bar appears on a terminal and nowhere else.
+// train_log: checks that only rank 0 prints log lines, in the format of Ignite's CIFAR10 tutorial.
+// Also checks that the progress bar appears on a terminal and nowhere else.
 #define _GNU_SOURCE // posix_openpt, wcwidth
 #include "idist.h"
 

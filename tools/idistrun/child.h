@@ -79,7 +79,7 @@ static int child_open_stdin(struct child *child) {
     child->to = -1;
     if (place.role != PLACE_HEAD) return open("/dev/null", O_RDONLY | O_CLOEXEC);
 
-    // Even long arguments fit into the pipe before ssh is connected.
+    // The pipe is large, so that even long arguments fit in before ssh is connected.
     child_make_pipe(&fd, &child->to);
     fcntl(child->to, F_SETPIPE_SZ, CHILD_STDIN_NBYTES);
     return fd;

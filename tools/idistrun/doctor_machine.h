@@ -35,7 +35,7 @@ static void doctor_machine_print_cores(void) {
 // Prints whether ranks share memory, according to the self test.
 static void doctor_machine_print_sharing(const struct doctor_test *test) {
     bool shares = strncmp(test->sharing, "shared memory", 13) == 0;
-    bool tells_why = strncmp(test->sharing, "no shared memory: ", 18) == 0; // ... rank 0: why
+    bool tells_why = strncmp(test->sharing, "no shared memory: ", 18) == 0; // then "rank 0: why"
     const char *why = tells_why ? strstr(test->sharing + 18, ": ") : NULL;
     bool is_off = doctor_settings.config.transport != IDIST__TRANSPORT_AUTO;
     char text[200] = "/dev/shm is missing";

@@ -9,13 +9,13 @@
 // and the variables that torchrun would set, so that PyTorch programs run too.
 //
 // HOSTS. With --hosts, the idistrun that you start is the head. Through ssh, the head starts
-// another idistrun, called a node, on every host. A node runs the same file as the head, in the
-// same folder. If ssh needs options, set IDIST_RSH to the command: IDIST_RSH="ssh -p 2222 -i key".
-// ssh must not prompt for anything. The head sends its orders to a node through ssh's stdin. The
-// orders contain the command, the head's IDIST_* variables, a secret for the job, and later the
-// signals to pass on. IDIST_ADDR and IDIST_HOSTID belong to one host and are not sent. When a
-// node's stdin ends, the node ends its ranks. Without ssh, run idistrun once on each host, with
-// --nnodes, --node-rank, --master-addr and --master-port.
+// another idistrun, called a node, on every host. The idistrun file and the working folder must
+// have the same paths on every host. If ssh needs options, set IDIST_RSH to the command:
+// IDIST_RSH="ssh -p 2222 -i key". ssh must not prompt for anything. The head sends its orders to a
+// node through ssh's stdin. The orders contain the command, the head's IDIST_* variables, a secret
+// for the job, and later the signals to pass on. IDIST_ADDR and IDIST_HOSTID belong to one host and
+// are not sent. When a node's stdin ends, the node ends its ranks. Without ssh, run idistrun once
+// on each host, with --nnodes, --node-rank, --master-addr and --master-port.
 //
 // FAILURES. The first rank that fails decides the outcome: idistrun exits with that rank's code and
 // prints which rank failed. All other ranks get SIGTERM and, after the grace period, SIGKILL. When

@@ -140,8 +140,8 @@ static void job_end_child(struct child *child) {
     job_judge(child, had_lost_another);
 }
 
-// Handles the end of the dead children that a signal killed, if `killed` is true, or of the other
-// dead children.
+// Handles the end of dead children: those that a signal killed if `killed` is true, else all
+// others.
 static void job_end_dead(bool killed) {
     for (int i = 0; i < children.count; i++) {
         struct child *child = &children.items[i];

@@ -106,7 +106,7 @@ static void place_choose(const struct place_orders *orders) {
     place.node_count = options.hosts ? hosts.count : options.nnodes;
     place.node_rank = orders ? orders->node_rank : options.node_rank;
     if (place.node_rank >= place.node_count)
-        base_usage_error("--node-rank %d is not below --nnodes %d", place.node_rank,
+        base_usage_error("--node-rank %d must be less than --nnodes %d", place.node_rank,
                          place.node_count);
     place_number_ranks();
 

@@ -1,4 +1,5 @@
-// options.h - parses a command line by a table: "--name value", "--name=value", "--switch"
+// options.h - parses a command line that a table describes: "--name value", "--name=value",
+// "--switch"
 //
 //     static int ranks = 2;
 //     static bool verbose;

@@ -17,7 +17,7 @@ enum {
 
 typedef struct simulators_options {
     uint64_t ranks, simulators, generations, seed; // ranks is 0 if not given
-    uint64_t slow;                                 // slow rank, or MAX_RANKS
+    uint64_t slow;                                 // slow rank, or MAX_RANKS for none
 } simulators_options;
 
 // The simulators of all ranks, and their results. This rank runs `count` simulators from `first`

@@ -22,8 +22,8 @@ typedef struct idist__own {
 } idist__own;
 
 // Makes the device of the group's world the current device until idist__own_end. Loads the kernels
-// if `kernels` is true. The lock is not held meanwhile, because allocating may wait for the device,
-// as may enqueuing on a full queue. Closing the world waits for us.
+// if `kernels` is true. The lock is not held meanwhile, because allocating memory, or enqueuing on
+// a full queue, may wait for the device. Closing the world waits for us.
 static idist_status idist__own_begin(idist__own *own, const char *name, const idist_opts *opts,
                                      bool kernels) {
     idist_group *g;

@@ -76,7 +76,7 @@ static void idist__nccl_abort_leave(idist_group *g) {
     gg->abort_job->next = gpu->ending_jobs;
     gpu->ending_jobs = gg->abort_job;
     gg->abort_job = NULL;
-    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // otherwise, the group is not freed
+    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // else gg is not freed
 }
 
 static void idist__nccl_abort_log_stays(const idist__world *w) {

@@ -6,7 +6,7 @@
 //
 //     group set up   init job      idist__gpu_setup_init_wait, up to the init time-out
 //     group failed   abort job     idist__nccl_abort_wait for a moment, then idist__nccl_abort_reap
-//     group closed   finalize job  idist__nccl_abort_reap, at the end of the world
+//     group closed   finalize job  idist__nccl_abort_reap, when the world is closed
 //
 // A communicator must not be aborted while a thread uses the communicator inside NCCL. From NCCL
 // 2.28.7 on, the abort first calls ncclCommRevoke, which makes every such call return. With earlier
@@ -79,8 +79,8 @@ static bool idist__nccl_job_is_given_up(const idist__nccl_job *job) {
     return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__INIT_GIVEN_UP;
 }
 
-// Returns true if a job must stop waiting. A finalize job waits for the other ranks until it is
-// left to itself at the end of the world.
+// Returns true if a job must stop waiting. A finalize job waits for the other ranks until the
+// closing world leaves the job to itself.
 static bool idist__nccl_job_must_stop(const idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_INIT) return idist__nccl_job_is_given_up(job);
     if (job->kind == IDIST__JOB_ABORT) return idist__os_clock_now_ns() > job->deadline_ns;

@@ -9,7 +9,7 @@
 //     idist__nccl_launch_start_meeting  the host's backend sends the fingerprint, and any counts
 //     idist__nccl_launch_call           NCCL gets the call: now, or at idist_group_end
 //     idist__gpu_engine_part_done       the ranks have met
-//     idist__gpu_engine_complete_calls  the event after the call is complete, and so is the call
+//     idist__gpu_engine_complete_calls  the event after the call is complete: completes the call
 #pragma once
 
 #include "os/thread.h"
@@ -263,7 +263,7 @@ static void idist__nccl_launch_call(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
     bool alone = idist__task_on_stream(first) &&
-                 !idist__gpu_op_of(first)->next_held; // NCCL handles stream captures
+                 !idist__gpu_op_of(first)->next_held; // NCCL handles stream captures itself
     int result, device = gpu->device;
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;

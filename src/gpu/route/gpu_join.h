@@ -448,7 +448,7 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
     if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s",
                          w->about.device_name, w->about.device_backend);
-    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // or closing frees it
+    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // otherwise, closing frees it
 
     return status;
 }

@@ -60,8 +60,8 @@ static idist__gpu_path idist__gpu_setup_choose_path(const idist_group *g) {
                : IDIST__BY_STAGING;
 }
 
-// Abandons a communicator that is not yet created or not yet connected. Returns false if its thread
-// is still running and keeps its resources for now.
+// Abandons a communicator that is not yet created or not yet connected. Returns false if the job's
+// thread is still running, and keeps its resources for now.
 static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
     int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL);
     int ignored;
@@ -247,8 +247,8 @@ static void idist__gpu_setup_alloc_shared(idist__world *w) {
 
 // Creates the stream and allocates the device memory that an init job needs. The job owns them,
 // because the job may outlive the group. The function uses cudaMallocAsync, because cudaMalloc may
-// wait for all work on the device. This work may include a call that another rank makes only after
-// this group is set up. Releases the lock meanwhile.
+// wait for all work on the device. This work may include a call that ends only when another rank
+// makes it, after this group is set up. Releases the lock meanwhile.
 static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job *job) {
     size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // space to round up
     cudaError_t error = cudaSuccess;
@@ -419,8 +419,8 @@ static bool idist__gpu_setup_is_prepared(const void *arg) {
     return !idist__gpu_group_of(g)->preparing || g->w->progress.stops;
 }
 
-// Returns the deadline of a thread that prepares a group. The deadline allows for the time-outs of
-// two exchanges and of the set-up.
+// Returns the time until which a thread waits for another thread to prepare the group. This allows
+// for the time-outs of two exchanges and of the set-up.
 static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     int64_t call_ms = w->cfg.timeout_ms, init_ms = w->cfg.init_timeout_ms;
 

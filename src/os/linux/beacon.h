@@ -1,4 +1,4 @@
-// os/linux/beacon.h: a name that exists as long as its process, and wakes it
+// os/linux/beacon.h: a name that exists as long as its process, and through which others wake it
 #pragma once
 
 #include "os/beacon.h"

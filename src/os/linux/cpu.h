@@ -36,7 +36,7 @@ static bool idist__os_cpu_bind(int index, bool stay) {
         one.bits[i / width] = 1ul << (i % width);
         if (syscall(SYS_sched_setaffinity, 0, sizeof one, &one) != 0) return false;
         if (stay) return true;
-        // The thread has already moved.
+        // The thread now runs on that processor, so its former set can be restored.
         return syscall(SYS_sched_setaffinity, 0, sizeof all, &all) == 0;
     }
 

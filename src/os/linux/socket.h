@@ -125,7 +125,8 @@ static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || e
 // Opens a stream socket without Nagle's delay. Returns -1 on failure.
 //
 // BBR paces its sends by a timer, which costs more than half of the bandwidth inside a machine
-// room. Another congestion control replaces BBR until idist__os_socket_measured is called.
+// room. So another congestion control replaces BBR. If the peer is far away,
+// idist__os_socket_measured restores BBR.
 static int idist__os_socket_open(int family) {
     int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     char name[16];

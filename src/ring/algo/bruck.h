@@ -21,6 +21,8 @@
 //
 //   bytes sent per rank   B n/2 log n: blocks travel up to log n times
 //   latency               log n messages instead of n - 1
+//
+// COSTS in ring/algo/choose.h defines B and log.
 #pragma once
 
 #include "core/model.h"

@@ -1,7 +1,7 @@
 // ring/algo/chain.h: broadcast, reduce and scan of large messages
 //
-// The ranks form a line, and each rank forwards chunks to the next rank. Once the first chunk has
-// reached the end of the line, every link carries data all the time:
+// The n ranks form a line, and each rank forwards the c chunks of the buffer to the next rank. Once
+// the first chunk has reached the end of the line, every link carries data all the time:
 //
 //   n = 4, c = 3    step 0   step 1   step 2   step 3   step 4
 //   link 0 -> 1     chunk 0  chunk 1  chunk 2
@@ -17,6 +17,8 @@
 // order of the ranks, so it also works for operations that do not commute.
 //
 // A binomial tree sends B bytes log n times in sequence. The tree is faster while B is small.
+//
+// COSTS in ring/algo/choose.h defines B and log.
 #pragma once
 
 #include "core/model.h"

@@ -32,9 +32,9 @@
 //                                                         reduce_scatterv as reduce_scatter
 //
 // For reduce_scatter, scatter and all_to_all, B is one of n blocks. For the other operations, B is
-// the whole buffer. idist__choose_table determines which column a call uses. tests/unit/model.c
-// runs these algorithms on a LogGP network (make model). `make tune` measures the sizes at which
-// the two columns take the same time.
+// the whole contribution. idist__choose_table determines which column a call uses.
+// tests/unit/model.c runs these algorithms on a LogGP network (make model). `make tune` measures
+// the sizes at which the two columns take the same time.
 //
 // REPRODUCIBILITY
 //
@@ -158,9 +158,10 @@ enum {
     IDIST__CHOICE_LATENCY = 8 * 1024, // a / b where the limits of the table were measured
     IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time b
     IDIST__CHOICE_OVERHEAD = 12,      // approximate a / o between hosts
-    // Maxima of a / b, and of the limits that follow from a / b, for each IDIST__CHOICE_RANKS
-    // ranks. These maxima are needed because an interface may report a wrong bandwidth.
+    // Maximum of a / b. This maximum and the next one are needed because an interface may report a
+    // wrong bandwidth.
     IDIST__CHOICE_LATENCY_MOST = 512 * 1024,
+    // Maximum of the limits that follow from a / b, for each IDIST__CHOICE_RANKS ranks.
     IDIST__CHOICE_MOST = 512 * 1024
 };
 

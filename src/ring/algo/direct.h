@@ -17,6 +17,8 @@
 // message know its size.
 //
 // The tag of a message is the distance between its two ranks, which both ends know.
+//
+// COSTS in ring/algo/choose.h defines B.
 #pragma once
 
 #include "core/kind.h"

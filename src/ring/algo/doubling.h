@@ -23,6 +23,8 @@
 // Scans (Hillis and Steele). In round k, rank r sends its sum to rank r + 2^k, and adds the sum
 // that it receives from rank r - 2^k. The sum then covers the 2^(k+1) ranks up to r. At the end of
 // an exscan, each rank sends its prefix to the next rank.
+//
+// COSTS in ring/algo/choose.h defines B and log.
 #pragma once
 
 #include "core/kind.h"

@@ -15,7 +15,7 @@
 //   broadcast        on the root's host    broadcast                 on the other hosts
 //   barrier          barrier               barrier                   barrier
 //
-//   bytes over the network   what one rank sends, but per host instead of per rank
+//   bytes over the network   each host sends what a rank sends in the algorithm of step 2
 //   latency                  two local steps, and one step among as many ranks as there are hosts
 //
 // A large all_reduce, reduce or broadcast is cut into pieces, so that the network is busy from the

@@ -1,6 +1,6 @@
 // ring/algo/ring_algo.h: all_reduce, reduce_scatter and all_gather of large messages
 //
-// The ranks form a ring. Each rank sends to its right neighbor (rank + 1) and receives from its
+// The n ranks form a ring. Each rank sends to its right neighbor (rank + 1) and receives from its
 // left neighbor (rank - 1). So every rank sends and receives all the time.
 //
 // all_reduce. The buffer is cut into n blocks, which travel around the ring twice. In step s, rank
@@ -31,6 +31,8 @@
 // all_gather and all_gatherv are the second lap alone, in (n - 1) messages of B bytes.
 //
 // A reduction starts at a different rank for each block, so the operation must commute.
+//
+// COSTS in ring/algo/choose.h defines B.
 #pragma once
 
 #include "base/dtype.h"

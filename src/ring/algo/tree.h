@@ -71,6 +71,8 @@ static void idist__dissemination_run(idist__task *t) {
 //
 // A broadcast or scatter starts with the child that has the largest subtree. A reduce or gather
 // uses the same tree in the other direction.
+//
+// COSTS in ring/algo/choose.h defines B and log.
 //------------------------------------------------------------------------------
 
 // Returns our v. A reduction with an operation that does not commute uses a tree whose root is rank

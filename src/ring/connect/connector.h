@@ -14,9 +14,9 @@
 //     that rank;
 //   - a rank accepts the connection of a higher rank, and drops its own attempt.
 //
-// The accepting rank decides after the peer has proven its identity, and before it sends its last
-// message of the handshake. An accepted connection becomes a link. A rank that is refused tries
-// again a little later; usually the other rank has connected to it in the meantime.
+// The accepting rank decides after the peer has proven its identity, and before sending its own
+// last message of the handshake. An accepted connection becomes a link. A rank that is refused
+// tries again a little later; usually the other rank has connected to it in the meantime.
 //
 // A link over TCP may have several sockets (see ring/msg/). Each socket is connected separately, by
 // either rank; the link is connected when all of its sockets are.

@@ -1,8 +1,8 @@
 // ring/engine/announce.h: announces the calls in which this rank waits
 //
-// A waiting call is announced to connected members, and to each other member once it connects.
-// Before the call fails, this rank announces it a second time (g->asked_ns), and connects to all
-// members. The error text names the members that do not answer.
+// A rank announces the call in which it waits to connected members, and to each other member once
+// it connects. Before the call fails, the rank announces it a second time (g->asked_ns), and
+// connects to all members. The error text then names the members that do not answer.
 #pragma once
 
 #include "launch/env.h"
@@ -43,8 +43,8 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     idist__deadlock_find(ring, t->group->ranks[rank]);
 }
 
-// Tells the other members of a call that this rank waits in it. They can then report a mismatch, or
-// answer that they are alive.
+// Tells the other members of the group that this rank waits in t. They can then report a mismatch,
+// or answer that they are alive.
 static void idist__announce_wait(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool asks_all = t->group->asked_ns > t->started_ns;
@@ -70,8 +70,8 @@ static void idist__announce_late(idist__ring *ring, int peer) {
     const idist__task *t, *only = idist__task_only_call(w);
     const idist_group *g;
 
-    // While the world is being closed, its tables no longer exist, but peers must still learn that
-    // it failed.
+    // While the world is being closed, the rank_of table of its group no longer exists, but peers
+    // must still learn that the world failed.
     for (g = &w->group; g; g = g->next)
         if (g->status != IDIST_OK &&
             (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))

@@ -72,8 +72,9 @@ static int idist__absent_next(const idist__task *t, int rank, int absence) {
     return rank;
 }
 
-// Returns the world rank that a call waits for, or -1 if it waits for no particular rank. Among
-// several ranks, prefers one that does not answer, then one that has not entered the call.
+// Returns the world rank that a call waits for, or -1 if it waits for no particular rank. Prefers a
+// member that does not answer, then one whose data this rank needs, then one that has not entered
+// the call.
 static int idist__absent_whom(const idist__task *t) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
                                 IDIST__ABSENT | IDIST__NEEDED, IDIST__NEEDED, IDIST__ABSENT};

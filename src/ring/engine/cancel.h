@@ -62,8 +62,8 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__tran
     if (xfer->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
 
     if (!unwritten) {
-        // Once written, an RTS would wait for its CTS. Changing its type, which is already written,
-        // prevents that.
+        // Once written, an RTS would wait for its CTS. Changing its type here, after the type was
+        // written, prevents that.
         if (xfer->frame.type == IDIST__RTS) xfer->frame.type = IDIST__CREDIT;
         xfer->nbytes = xfer->piece = xfer->piece_moved = xfer->moved = 0;
         return;

@@ -1,9 +1,9 @@
 // ring/engine/incoming.h: carries out the frames that arrive
 //
 // A frame is a header of 64 bytes and, for some types, a payload. ring/msg/ring_model.h lists the
-// types. The reader calls idist__incoming_begin when a header is complete. Then it writes the
-// payload to link.target, or drops the payload if link.target is NULL. Finally it calls
-// idist__incoming_end.
+// types. The reader (ring/engine/progress.h) calls idist__incoming_begin when a header is complete.
+// Then it writes the payload to link.target, or drops the payload if link.target is NULL. Finally
+// it calls idist__incoming_end.
 //
 // A peer is authenticated but may be faulty. None of its frames can make this rank write out of
 // bounds or read a payload that the type does not carry. The function idist__incoming_is_allowed

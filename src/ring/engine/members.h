@@ -71,8 +71,8 @@ static void idist__members_close(idist_group *g) {
     if (rg->local) idist__group_free(rg->local);
     if (rg->leaders) idist__group_free(rg->leaders);
 
-    // If the group failed before its members met here, other ranks may have used the groups by
-    // host.
+    // If the group failed before this rank made the groups by host, other ranks may already have
+    // sent frames for those groups.
     if (drops_local)
         idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LOCAL), g->status);
     if (drops_leaders)
@@ -214,8 +214,8 @@ static idist_status idist__members_split_by_host(idist_group *g, const idist__gr
 }
 
 // Sets up a group's shared-memory regions, or its groups by host. The array `offers` contains the
-// region that each member offers. If it is NULL, each member offers its first region. The world
-// passes NULL and needs no exchange, because all ranks know the table of hosts and all first
+// region that each member offers. For the world `offers` is NULL: each member offers its first
+// region. The world needs no exchange, because all ranks know the table of hosts and all first
 // regions are free.
 static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
     const idist_allocator *mem = &g->w->cfg.mem;

@@ -1,8 +1,8 @@
 // ring/engine/missing.h: names the ranks that a call waits for
 //
 // A warning or an error about a late call names the ranks that hold it up. The text also names the
-// rank that got no answer. After a partial network failure, a rank may find itself among the ranks
-// that did not answer.
+// rank that got no answer, because after a partial network failure, a rank that is alive may find
+// itself in the list.
 #pragma once
 
 #include "base/text.h"
@@ -55,8 +55,8 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
 }
 
 // Returns the last call in which this rank saw a member take part. If the member must have entered
-// a later call, returns that call instead. In many algorithms a rank receives from only a few
-// others.
+// a later call, returns that call instead, because in many algorithms a rank receives from only a
+// few others.
 static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
     const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
     const idist__fingerprint *common = idist__missing_common(t);

@@ -50,7 +50,7 @@
 enum {
     IDIST__PROGRESS_READS = 16,    // reads of one link before the next link's turn
     IDIST__PROGRESS_DIRECT = 4096, // bytes of the smallest payload that bypasses the stage
-    IDIST__PROGRESS_FEW = 4,       // most links of which reading each is cheaper than poll
+    IDIST__PROGRESS_FEW = 4,       // most polled links for which reading each is cheaper than poll
     IDIST__PROGRESS_TURNS = 8,     // one in this many polls by a caller reads all links
     IDIST__PROGRESS_WAKES = 3      // entries of a poll set before the connector's
 };
@@ -271,8 +271,9 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
 
 // Decides which ranks are lost after a stream has ended. When one rank dies, other ranks that learn
 // of the death may end too, which ends their streams. These ranks may have sent the reason before
-// they ended, so this function first reads everything that has arrived. A rank whose process died
-// is more likely to be the original cause than a rank that has left.
+// they ended, so this function first reads everything that has arrived. Ranks whose processes have
+// died are declared first, because such a rank is more likely to be the original cause than a rank
+// that has left.
 static void idist__progress_judge(idist__ring *ring) {
     int i;
 
@@ -377,8 +378,8 @@ static void idist__progress_left(idist__ring *ring) {
 
     for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
         if (!ring->links[i].bye) continue;
-        // A rank leaves cleanly when all ranks have called idist_finalize. Closing the world ends
-        // the calls that other threads of this rank are in.
+        // A rank leaves cleanly only after all ranks have called idist_finalize. The calls that
+        // other threads of this rank are in then end because this rank closes its world.
         if (ring->w->life.closing && ring->links[i].bye_status == IDIST_OK) continue;
         t = idist__progress_needs(ring, i);
         if (!t) t = idist__progress_forsaken(ring, i);
@@ -534,8 +535,8 @@ static bool idist__progress_awaits_any(const idist__ring *ring) {
     return false;
 }
 
-// Makes all progress that is possible without blocking. If `all` is false and there are only a few
-// polled links, reads only the polled links from which an algorithm waits for something.
+// Makes all progress that is possible without blocking. If `all` is false and only a few links are
+// polled, skips the polled links that no algorithm waits for, unless that would skip all of them.
 static void idist__progress_move(idist__ring *ring, bool all) {
     bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW && !ring->connector, ended = false;
     int i;

@@ -4,7 +4,7 @@
 //
 //   no shared memory             in poll, on ring->watch (all connections), the connector's
 //                                sockets, and this process's wake-up descriptor
-//   shared memory and streams    in poll as well, with its beacon in the set; its doorbell says
+//   shared memory and sockets    in poll as well, with its beacon in the set; its doorbell says
 //                                ASLEEP_IN_POLL, so ranks of this host wake it through the beacon
 //   shared memory only           on its doorbell, a futex (ASLEEP_ON_WORD)
 //
@@ -14,7 +14,7 @@
 //
 // A rank marks its doorbell before it sleeps and then checks everything once more, so no wake-up is
 // lost between the check and the sleep. A doorbell that has been rung is not rung again. The last
-// check may itself consume a wake-up (it polls when there are many streams), so we sleep only while
+// check may itself consume a wake-up (it polls when there are many sockets), so we sleep only while
 // the doorbell is still marked. Another thread that reads the links while we sleep may also consume
 // a wake-up; that thread must call `wake` afterwards.
 #pragma once
@@ -102,8 +102,8 @@ static void idist__sleep_wake(idist__world *w) {
     else idist__os_poll_wakeup_signal(ring->wake);
 }
 
-// Returns true if frames are waiting to be written. When all ranks leave in order, also returns
-// true while a BYE has yet to arrive or an attempt to connect continues.
+// Returns true if frames are waiting to be written. When all ranks leave cleanly, also returns true
+// while a BYE has yet to arrive or an attempt to connect continues.
 static bool idist__sleep_is_busy(const idist__ring *ring, bool clean) {
     int i;
 

@@ -8,8 +8,8 @@
 //   members on several hosts   ring/algo/host_run.h
 //   otherwise                  ring/algo/choose.h, messages between ranks
 //
-// Every collective first records its fingerprint. Then it compares this fingerprint with those that
-// other ranks have already sent for the call with the same number.
+// A collective of several ranks first records its fingerprint. Then it compares this fingerprint
+// with those that other ranks have already sent for the call with the same number.
 #pragma once
 
 #include "os/clock.h"
@@ -61,8 +61,8 @@ static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// Tries to complete a blocking call without creating a task, while no tasks exist. Returns false if
-// the call needs a task.
+// Tries to complete a blocking call without creating a task, while no task is running. Returns
+// false if the call needs a task.
 static bool idist__start_task_quick(idist_group *g, const idist__call *call) {
     const idist__link *l;
 
@@ -78,7 +78,7 @@ static bool idist__start_task_quick_message(idist_group *g, const idist__call *c
     return call->kind == IDIST__SEND ? idist__send_quick(g, call) : idist__progress_take(g, call);
 }
 
-// Reads the frames that have arrived before a call starts, because they may report that the call's
+// Before a call starts, reads the frames that have arrived, because they may report that the call's
 // group has failed.
 static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {

@@ -10,10 +10,10 @@
 //
 // STEPS
 //
-// The ranks write the following into the store, in this order; R is a rank. All names begin with a
-// prefix that no other world uses.
+// The ranks write the following into the store, in this order; R is a rank. All names without
+// `idist/` begin with a prefix that no other world uses.
 //
-//   idist/ranks in a file: are ranks assigned here? (rank 0)    idist__draw_check_given
+//   idist/ranks store in a file: were ranks given? (rank 0)     idist__draw_check_given
 //   idist/R     number of worlds that rank R has opened here    idist__join_store_open
 //   job         number of the job, number of ranks (rank 0)     idist__records_agree_on_job
 //   node/R      the record of rank R                            idist__records_exchange
@@ -24,7 +24,7 @@
 //   joined/R    rank R is done; rank 0 waits for all ranks and  idist__join_store_leave
 //               closes the store
 //
-// If a rank cannot join, it also writes:
+// If a rank cannot join, the ranks also write:
 //
 //   failed      why the rank gave up                            idist__join_failure_tell
 //   heard       number of ranks that have read `failed`
@@ -213,8 +213,8 @@ static void idist__join_end(idist__join *j) {
     }
 }
 
-// Warns of a memory limit under which this rank may fail to join or to share memory. The error text
-// of another rank could not name this limit.
+// Warns of a memory limit under which this rank may fail to join or to share memory, because the
+// error text of another rank could not name this limit.
 static void idist__join_warn_of_limit(idist__world *w) {
     size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
     char limit[160];
@@ -241,7 +241,7 @@ static idist_status idist__join_open(idist__world *w) {
     if (w->cfg.transport == IDIST__TRANSPORT_AUTO && w->group.size > 1)
         idist__os_cpu_fence_others(true);
 
-    // The store is opened first, so that the other ranks learn of any failure after it.
+    // The store is opened first, so that the other ranks learn of any later failure.
     if (w->group.size > 1) status = idist__join_store_open(&j);
     else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->about.hostname);
 

@@ -100,8 +100,8 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
 
 // Opens the store of a new world. Rank 0 may still serve, at the same address, the store of the
 // last world that this thread joined or failed to join. Rank 0 may also close that store during our
-// handshake. This can happen only once, so if the server is lost a second time, it was the server
-// of the new rank 0.
+// handshake. Such a close can happen only once. So a server that is lost after that is the server
+// of the new world.
 static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     uint64_t last = desc->server ? 0 : idist__join_store_last_server;
@@ -234,7 +234,8 @@ static idist_status idist__join_store_open(idist__join *j) {
     int64_t world_number = 0;
     idist_status status;
 
-    // A view of the caller's store has its own limit on the wait for answers.
+    // A view of the caller's store has its own answer_by_ns, so setting it does not change the
+    // caller's store.
     status =
         cfg->store ? idist_store_prefix(cfg->store, "", &j->store) : idist__join_store_open_own(j);
     if (status != IDIST_OK) return status;
@@ -259,8 +260,8 @@ static idist_status idist__join_store_open(idist__join *j) {
 }
 
 // Publishes that this rank is done. Rank 0 closes the store only when all ranks are done, because
-// until then the ranks learn through the store that a process has died. Rank 0 may close the store
-// before it has answered the last request.
+// until then the ranks learn through the store that a process has died. This rank does not wait for
+// an answer, because rank 0 may close the store before it answers.
 //
 // If the store is in a file, the other ranks wait until the store has ended. If they open another
 // world in the same file, they must not find the store of this world. Over sockets,

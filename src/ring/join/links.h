@@ -90,15 +90,15 @@ static idist_status idist__links_late(const idist__join *j) {
         missing > 16 ? ", ..." : "");
 }
 
-// Returns true if an address is local to this host, and the user has set the host id, which may be
-// wrong. Ranks of one host connect by local sockets or through loopback.
+// Returns true if `where` is an address inside this host, and the user has set the host id, which
+// may be wrong. Ranks with the same host id connect by local sockets or through loopback.
 static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
     bool is_local = idist__address_is_local(where) || idist__address_is_loopback(where);
     return is_local && j->w->cfg.host_id[0];
 }
 
-// Returns true if a rank of another host has published a loopback address. Only the IDIST_ADDR of
-// that rank can cause this.
+// Returns true if a rank of another host has published a loopback address. Normally only the
+// IDIST_ADDR of that rank causes this.
 static bool idist__links_misled(const idist__join *j, int rank, const char *where) {
     bool same_host = j->records[rank].host == j->records[j->w->group.rank].host;
     char host[sizeof j->tcp->text];

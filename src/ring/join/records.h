@@ -231,7 +231,7 @@ static void idist__records_measure(idist__join *j, bool by_loopback) {
         uint64_t one_way_us = network.round_trip_us / 2 + OVERHEAD_US;
 
         j->w->machine.latency_nbytes = one_way_us * network.mbits / 8;
-        snprintf(text, capacity, "%u us there and back, %u Mbit/s, ", network.round_trip_us,
+        snprintf(text, capacity, "%u us round trip, %u Mbit/s, ", network.round_trip_us,
                  network.mbits);
     }
 

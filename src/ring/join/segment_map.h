@@ -8,10 +8,10 @@
 //   idist__segment_map_open      maps the file, and reserves our memory that other ranks write to
 //   idist__segment_map_free      undoes whichever of these steps were done
 //
-// A file in memory has pages only where a process has written. If the host's or a container's
-// memory is exhausted, such a write ends the process (SIGBUS). So each rank reserves its part of
-// the file before any rank uses it. A rank that cannot reserve its part merely votes against the
-// segment.
+// A file in memory has pages only where a process has written. If the memory of the host or
+// container is exhausted, the first write to a page ends the process (SIGBUS). So each rank
+// reserves its part of the file before any rank uses it. A rank that cannot reserve its part merely
+// votes against the segment.
 #pragma once
 
 #include "os/cpu.h"

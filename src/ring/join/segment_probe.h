@@ -12,10 +12,9 @@
 //   idist__segment_probe_reads      each rank reads the number of every other rank, and times
 //                                   reading the sample of the rank before it
 //
-// The result is a vote: all ranks of a host use the fastest way that each of them can use. Each
-// rank writes its sample twice: to its private memory, and to the pipe from the rank that will read
-// it. The reader compares the time of a read through the kernel with the time of a copy from the
-// pipe.
+// The result is a vote: all ranks of a host use the fastest way that all of them can use. Each rank
+// writes its sample twice: to its private memory, and to the pipe from the rank that will read it.
+// The reader compares the time of a read through the kernel with the time of a copy from the pipe.
 #pragma once
 
 #include "os/clock.h"
@@ -74,8 +73,8 @@ static bool idist__segment_probe_reads_all(idist__segment *seg) {
 
 // Returns true if the kernel reads the memory of another process at least half as fast as we read
 // memory shared with it. Some processors need five times as long for data in the other process's
-// cache. The sample is read in small pieces, and the fastest piece counts, because an interrupt may
-// have slowed down the rest.
+// cache. The sample is read in small pieces, and the fastest piece counts, because interrupts may
+// have slowed down the others.
 static bool idist__segment_probe_reads_fast(const idist__segment *seg) {
     int from = (seg->me + seg->n - 1) % seg->n;
     const char *shared = (const char *)(idist__segment_pipe(seg, seg->me, from) + 1);

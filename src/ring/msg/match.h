@@ -37,8 +37,8 @@ static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group
 }
 
 // Finds the receive that gets this message, and removes the receive from its list. Returns NULL if
-// there is none. A receive fails if the message is too large for it or has another dtype. The
-// message then remains, perhaps with a new tag.
+// there is none. A receive fails if the message is too large for it or has another dtype, and a
+// probe ends without the message. The message then remains; a matched probe gives it a new tag.
 static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
                                           idist__frame *frame) {
     idist__transfer *xfer;
@@ -87,8 +87,8 @@ static idist__transfer *idist__match_step(idist__ring *ring, const idist__transf
 }
 
 // Returns true if a frame has the size and dtype that a receive of a collective expects. The dtype
-// of an empty message does not matter, because in all_to_allv each pair of ranks may have its own
-// dtype.
+// of an empty message does not matter, because in all_to_allv two ranks that exchange no data may
+// use different dtypes.
 static bool idist__match_agrees(const idist__transfer *xfer, const idist__frame *frame) {
     bool same_dtype = xfer->frame.fingerprint.dtype == frame->fingerprint.dtype &&
                       xfer->frame.fingerprint.check == frame->fingerprint.check;

@@ -25,7 +25,7 @@ static void idist__message_free(idist__ring *ring, idist__link *l, idist__messag
 
 // Drops the oldest message from a rank for a group that does not exist here. Correct programs leave
 // such messages behind if they free a group before all of its messages have arrived. So exceeding
-// the limit is not an error.
+// IDIST__UNKNOWN_MAX is not an error.
 static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     idist__message *msg = l->early;
     bool complete;
@@ -77,7 +77,8 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l,
     return msg;
 }
 
-// Indexes a message again if no receive has taken it and a matched probe has changed its tag.
+// Indexes a message under its new tag if a matched probe has changed the tag. Called when no
+// receive has taken the message.
 static void idist__message_rekey(idist__ring *ring, idist__message *msg, uint32_t old_tag) {
     if (msg->frame.tag == old_tag) return;
     idist__index_remove(&msg->hook);

@@ -1,10 +1,10 @@
 // ring/msg/op.h: a running collective, and the macros that let an algorithm wait
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
-// Some algorithms store their own position (streams, see ring/algo/stream.h); the others are
+// Some algorithms store their own position (ring/algo/stream.h, ring/algo/direct.h); the others are
 // coroutines. A coroutine is straight-line code between CO_BEGIN and CO_END. CO_AWAIT leaves the
-// function, and later calls resume there, until its condition holds. Local variables do not keep
-// their values across a CO_AWAIT, so all state is in idist__op.
+// function unless its condition holds. The next call resumes there and checks the condition again.
+// Local variables do not keep their values across a CO_AWAIT, so all state is in idist__op.
 #pragma once
 
 #include "base/mem.h"
@@ -58,7 +58,7 @@ typedef struct idist__dissemination_op { // ring/algo/tree.h
 } idist__dissemination_op;
 
 typedef struct idist__tree_op { // ring/algo/tree.h
-    int distance; // distance to the child of the current step; after the last child, to the parent
+    int distance;               // distance to the parent, or to the child of the current step
 } idist__tree_op;
 
 typedef struct idist__doubling_op { // ring/algo/doubling.h

@@ -30,9 +30,9 @@
 //   PULLED  I have read the message       -          id (as in RTS)
 //   CREDIT  eager bytes were consumed     -          nbytes (how many)
 //   WAITS   I am waiting in a call        -          fingerprint, flags, tag (the last collective
-//                                                    of the group that I have entered), aux (send
-//                                                    / recv messages received so far), id (of an
-//                                                    RTS)
+//                                                    of the group that I have entered), aux (number
+//                                                    of your send / recv messages received so far),
+//                                                    id (of the RTS, if I wait in a send)
 //   HERE    I am here (to WAITS)          -          fingerprint: of the call in WAITS if I have
 //                                                    entered it, or of my last call of the group
 //   ABORT   the group has failed          text       aux (the status), nbytes
@@ -70,7 +70,7 @@ enum {
     IDIST__ANSWER
 };
 
-enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
+enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS: see deadlock.h
 enum { IDIST__PASS_ON = 1 };                         // flag of ASK: also ask the rank you wait for
 enum { IDIST__UNANSWERED = 1 };                      // flag of ANSWER: that rank does not answer me
 
@@ -92,8 +92,8 @@ typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES 
 #define IDIST__COPIED_BYTES ((size_t)1 << 20)
 #define IDIST__TEXT_BYTES ((size_t)400) // longest text of an ABORT or BYE
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
-#define IDIST__QUICK_YIELDS 16 // maximum polls of a quick call if it does not spin
-#define IDIST__TURN_NS 64      // approximate time of one poll of a quick call
+#define IDIST__QUICK_YIELDS 16 // maximum turns of idist__send_quick_wait if it yields
+#define IDIST__TURN_NS 64      // approximate time of a turn of idist__send_quick_wait if it spins
 #define IDIST__HISTORY 64
 // Interval at which a sleeping rank checks whether processes of its host have ended. The interval
 // may be longer: see ring/shm/liveness.h.
@@ -206,7 +206,7 @@ typedef struct idist__link { // the connection to one rank
     size_t owed;         // eager bytes that we have consumed but not yet returned as credit
     size_t their_window; // eager bytes that the peer may still send
 
-    char *stage; // our part of ring->stages: bytes read ahead; [at .. end) are unread
+    char *stage; // this link's part of ring->stages: bytes read ahead; [at .. end) are unread
     size_t at, end;
     idist__frame in;                  // the frame that is being read
     size_t in_moved;                  // bytes of `in` that have arrived
@@ -248,7 +248,7 @@ typedef struct idist__ring { // the backend's part of a world
     idist__link *wanted;         // links without a connection that must send or receive a message
     struct idist__connector *connector; // NULL if no link lacks a connection
     bool said_bye;                      // all connected peers were told that we leave
-    idist_status bye_status;            // the status in our BYE; IDIST_OK in order
+    idist_status bye_status;            // the status in our BYE; IDIST_OK if we leave cleanly
     int left_count;                     // number of ranks that have sent BYE
     int64_t asking_ns;     // when the last round of ASK frames began; see ring/engine/ask.h
     int64_t ask_again_ns;  // when the ranks of that round are asked again; 0 if never
@@ -292,7 +292,7 @@ typedef struct idist__ring_group { // the backend's part of a group
     uint16_t digest;                            // digest of all calls so far
 
     struct idist__share *share; // shared memory of the members; NULL if collectives use messages
-    bool met;                   // every member knows the regions of all members
+    bool met;                   // this rank knows the regions of all members
 
     // A group over several hosts; see ring/algo/host_plan.h.
     bool spans_hosts;
@@ -320,8 +320,9 @@ static uint64_t idist__ring_group_host(const idist_group *g, int rank) {
 //
 // Failing a group cancels its tasks and frees their transfers. That must not happen while a
 // transfer is in use further up the stack, so the code that notices a failure only records it. The
-// engine carries out a recorded failure after each frame and at the end of each step. The loops
-// that run tasks stop at a recorded failure. So at most one failure is recorded at a time.
+// engine carries out a recorded failure after each frame, and before most of its entry points
+// return. The loops that run tasks stop at a recorded failure. So at most one failure is recorded
+// at a time.
 //------------------------------------------------------------------------------
 
 // Records a failure of a group, unless a failure is already recorded or the group has already

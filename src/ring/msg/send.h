@@ -107,7 +107,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &xfer->frame);
 
     if (!l->open || l->write_dead) {
-        idist__link_push(l, xfer); // its task ends when the group fails, because that rank has gone
+        idist__link_push(l, xfer); // the peer is gone: the task ends when the group fails
         return;
     }
 
@@ -215,9 +215,9 @@ static void idist__send_start(idist__task *t) {
                      call->send, call->count * idist_dtype_size(call->dtype), &fingerprint);
 }
 
-// Waits briefly for another rank, in a call that depends only on that rank. Returns false if the
-// call has waited long enough, if another thread needs the lock, or if a failure is recorded. The
-// call must then become a task.
+// Waits briefly for another rank in a call that runs without a task (`quick` in core/model.h).
+// Returns false if the call has waited long enough, if another thread needs the lock, or if a
+// failure is recorded. The call must then become a task.
 static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
     int most =
@@ -232,7 +232,8 @@ static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
 }
 
 // Tries to send a message immediately, without a task, a transfer or the clock. Returns true if the
-// transport accepted the whole message. Returns false if an earlier send still waits for space.
+// transport accepted the whole message. Otherwise returns false, for example if an earlier send
+// still waits for space.
 static bool idist__send_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__group_world_rank(g, call->root)];

@@ -16,9 +16,9 @@
 //------------------------------------------------------------------------------
 // finding transfers and messages by what frames say
 //
-// Thousands of sends and receives may be in progress at the same time. Every frame belongs to one
-// of them. So the ring has two hash tables: ring->transfers for the transfers, and ring->messages
-// for the unexpected messages.
+// Thousands of sends and receives may be in progress at the same time. Every frame of a message
+// belongs to one of them. So the ring has two hash tables: ring->transfers for the transfers, and
+// ring->messages for the unexpected messages.
 //
 //     what a frame asks for                          its key
 //     a posted receive                               group, peer, and tag or number of the call

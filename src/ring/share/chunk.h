@@ -46,6 +46,7 @@ static void idist__flat_run(idist__task *t) {
 //   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
 //
+// A rank that exposes a chunk lets the other ranks read its part (EXPOSED in ring/share/region.h).
 // A rank exposes up to one chunk ahead, so that no rank waits while there is something to copy. A
 // rank writes to a buffer again only when all ranks have freed the chunk in that buffer.
 //------------------------------------------------------------------------------
@@ -108,8 +109,8 @@ static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t
 }
 
 // Copies our part of a chunk to a buffer. If contributions are not scaled, leaves out the block
-// that only we read. In a split reduction, this is the block that we reduce. In other calls, it is
-// the block for ourselves.
+// that only we read. In a split reduction (ring/share/split_reduce.h), this is the block that we
+// reduce. In other calls, it is the block for ourselves.
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);

@@ -190,7 +190,7 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
 }
 
 // Copies or reduces the data that this rank needs from the chunk at element `at`, or from a FLAT
-// call. The call is not split.
+// call. idist__split_reduce_run does not use this function.
 static bool idist__fetch_chunk(idist__task *t, size_t at) {
     const idist__op *op = idist__op_of(t);
     int n = idist__fetch_operand_count(t);

@@ -180,9 +180,9 @@ static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t si
     return share;
 }
 
-// Sets up the shared calls of a group. `offers` contains the number of the region that each member
-// offers. If a member offers none, or the group is too large for the buffers, the group's
-// collectives use messages.
+// Sets up the shared calls of a group. `offers` contains 1 plus the number of the region that each
+// member offers, or 0 if it offers none. If a member offers none, or the group is too large for the
+// buffers, the group's collectives use messages.
 static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     idist__segment *seg = idist__ring_of(g->w)->shm;
     idist__share *share;

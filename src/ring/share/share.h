@@ -14,7 +14,7 @@
 //
 // A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
 //
-// idist__share_quick         runs the call without a task or clock if no other call is running
+// idist__share_quick         runs the call at once if no other call is running
 // idist__slot_may_enter      checks that all ranks have read the slot to be overwritten
 // idist__slot_enter          writes fingerprint and contribution to our slot, publishes its number
 // idist__slot_all_entered    polls the slots of the other ranks, compares their fingerprints
@@ -175,19 +175,19 @@ static void idist__share_start(idist__task *t) {
     if (share->first == t) idist__op_run(t);
 }
 
-// Discards the failure of a quick call whose slot differs from another rank's slot. A quick call
-// has not read the links. Another rank may have aborted the group, and the rank whose slot differs
-// may not know that yet. So the call starts as usual: it first reads the links, and then compares
-// again.
+// Discards the failure that idist__share_quick records if our slot differs from another rank's
+// slot. That function has not read the links. Another rank may have aborted the group, and this
+// rank may not know that yet. So the call starts as usual: it first reads the links, and then
+// compares again.
 static void idist__share_reconsider(idist__ring *ring) {
     if (!ring->failed) return;
     ring->failed = NULL;
     ring->last_start_ns = 0;
 }
 
-// Runs a small blocking collective without a task and without the clock, if no other shared call of
-// the group is running. Returns false if the call must start as usual. We may then already have
-// entered the call (entered_early).
+// Runs a small blocking collective in a preallocated task, without queuing the task or reading the
+// clock, if no other shared call of the group is running. Returns false if the call must start as
+// usual. We may then already have entered the call (entered_early).
 static bool idist__share_quick(idist_group *g, const idist__call *call) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__share *share = idist__ring_group_of(g)->share;
@@ -285,7 +285,7 @@ static bool idist__share_may_write(const idist_group *g, const idist__op *op, in
 
 // Waits until no other member can write to our result. Called when a call in which other ranks
 // write to our result (`direct`) ends early. The wait for a member ends when the member has written
-// everything, has also left the call, or is dead. This function checks for a death itself,
+// everything, has left the call itself, or is dead. This function checks for a death itself,
 // because another rank may have reported the failure. A stopped rank would never finish, so all
 // waits end after IDIST__WRITERS_MS.
 static void idist__share_await_writers(const idist_group *g) {
@@ -341,7 +341,7 @@ static bool idist__share_needs(const idist__task *t, int rank) {
     return idist__region_reached(share, rank, IDIST__FREED) < number - IDIST__BUFFERS + 1;
 }
 
-// Reads from the slots which call each other rank has reached, for error texts.
+// Records, for error texts, the last call that every other rank has reached, as its slot shows.
 static void idist__share_update_seen(const idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     int i, index;

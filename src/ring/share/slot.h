@@ -133,8 +133,8 @@ static bool idist__slot_compare_all(idist__task *t, uint32_t call_number) {
     return true;
 }
 
-// Returns true if all ranks have read the slot that the next call overwrites. First checks if all
-// ranks have entered a later call, so that most calls need no check.
+// Returns true if all ranks have read the slot that the next call overwrites. First tries to
+// compare IDIST__SLOTS_AHEAD / 2 more calls, so that the next calls need no check.
 static bool idist__slot_may_enter(idist__task *t) {
     const idist__share *share = idist__region_share(t);
     uint32_t call_number = share->calls_entered + 1 - IDIST__SLOTS_AHEAD;

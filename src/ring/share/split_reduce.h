@@ -98,8 +98,8 @@ static bool idist__split_reduce_is_direct(const idist__task *t) {
 }
 
 // Reduces our block of all contributions into the results of all ranks. Before each piece is
-// written to the other ranks, checks that all ranks are still in the call. A rank that has left may
-// reuse its buffer.
+// written to the other ranks, checks that all ranks are still in the call, because a rank that has
+// left may reuse its buffer.
 static bool idist__split_reduce_sum_direct(idist__task *t) {
     idist__op *op = idist__op_of(t);
     idist__share *share = idist__region_share(t);

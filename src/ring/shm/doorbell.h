@@ -11,7 +11,7 @@
 // A fence in the writer waits until the cache line of its store arrives from the other core, which
 // takes as long as a small collective. So where the kernel can execute a fence in other processes
 // (membarrier), the sleeper requests that fence, and the writers need none. If there are more ranks
-// than cores, ranks sleep often, and each writer executes its own fence (`fenced`).
+// than cores, ranks sleep often, so each writer executes its own fence (`fenced`).
 //
 // In a collective, a rank usually waits for the next step of one particular member. The rank's
 // doorbell names that member (`awaited`). If each of n members woke every rank that waits, a

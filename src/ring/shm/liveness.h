@@ -3,10 +3,11 @@
 // Shared memory does not show that a process has ended, but the beacon of the process does
 // (os/beacon.h). From time to time, mostly before it sleeps, a rank checks the beacons of a few
 // other ranks. Over several such checks, it covers all beacons. A rank that finds a beacon gone
-// records the end of the process in shared memory and wakes all ranks:
+// records the end of the process in shared memory and wakes all ranks. Shared memory has these
+// fields for the ends of processes and pipes:
 //
 //   doorbell.ended   the process of this rank has died, or has left the world
-//   pipe.closed      the rank writes nothing more to this pipe
+//   pipe.closed      the writer of this pipe writes nothing more to it
 //   ended_count      incremented whenever `ended` or `closed` is set
 //
 // A rank that sees ended_count increase checks all of its pipes.
@@ -22,7 +23,7 @@ typedef enum idist__ended_how {
     IDIST__ENDED_DIED = 2  // another rank found that its beacon is gone
 } idist__ended_how;
 
-// Maximum number of sleeping ranks that divide the beacons among them, and minimum number of
+// Maximum number of sleeping ranks that divide the beacons among themselves, and minimum number of
 // beacons that a rank checks each time. If more ranks sleep, each of them sleeps longer between two
 // checks.
 enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
@@ -67,7 +68,7 @@ static bool idist__liveness_look_at(idist__segment *seg, int rank) {
     return true;
 }
 
-// Returns the number of ranks on this host that sleep. The caller counts as asleep.
+// Returns the number of ranks on this host that sleep, but at least 1.
 static int idist__liveness_sleepers(const idist__segment *seg) {
     uint32_t count =
         __atomic_load_n(&idist__segment_header_of(seg)->sleeper_count, __ATOMIC_RELAXED);
@@ -83,8 +84,8 @@ static int idist__liveness_patience(const idist__segment *seg) {
 }
 
 // Returns the number of beacons that a sleeping rank checks each time. A rank that sleeps alone
-// checks all beacons. Several sleeping ranks divide the beacons, and check all of them in about the
-// same time.
+// checks all beacons. Several sleeping ranks divide the beacons, so that together they check all of
+// them about as often.
 static int idist__liveness_share(const idist__segment *seg) {
     int sleepers = idist__liveness_sleepers(seg), share;
 
@@ -94,9 +95,9 @@ static int idist__liveness_share(const idist__segment *seg) {
     return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
 }
 
-// Checks the next `looks` beacons; each check takes about 1 us. Marks the port of each rank whose
-// end is recorded or noticed here, so that the next read checks the pipe. The rank that recorded an
-// end may itself have been killed before it incremented ended_count.
+// Checks the next `looks` beacons; each check takes about 1 us. Sets `look` in the port of each
+// rank that has ended, so that the next read checks the pipe. This includes ends that another rank
+// has recorded, because that rank may have been killed before it incremented ended_count.
 static void idist__liveness_look(idist__segment *seg, int looks) {
     int i;
 
@@ -106,8 +107,8 @@ static void idist__liveness_look(idist__segment *seg, int looks) {
     }
 }
 
-// Returns true if any process or pipe has ended since the last call. Marks all ports, so that the
-// next reads find out which one.
+// Returns true if any process or pipe has ended since the last call. In that case sets `look` in
+// all ports, so that the next reads find out which one.
 static bool idist__liveness_any(idist__segment *seg) {
     uint32_t count = __atomic_load_n(&idist__segment_header_of(seg)->ended_count, __ATOMIC_ACQUIRE);
     int i;

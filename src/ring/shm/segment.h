@@ -6,7 +6,7 @@
 // each rank, on which the rank sleeps until another rank wakes it. It also contains a pipe from
 // each rank to each other rank. The two pipes between two ranks carry their link. The rest of the
 // file is for collectives (ring/share/) and for idist_alloc. The ranks need no connections to each
-// other. A rank uses as many descriptors on a host with 1,000 ranks as on a host with two.
+// other, so a rank uses as many descriptors on a host with 1,000 ranks as on a host with two.
 //
 // HOW IT FITS
 //
@@ -120,7 +120,7 @@ typedef struct idist__pipe_port { // our end of a link through two pipes
     uint64_t out_head;        // out->head as of our last load
     idist__pace pace;         // times of our writes
     int peer;                 // rank of the peer on this host
-    bool look;                // some process or pipe has ended; a read checks which
+    bool look;                // some process or pipe has ended; the next read checks this one
     idist__os_address beacon; // beacon of the peer
 } idist__pipe_port;
 
@@ -171,8 +171,8 @@ typedef struct idist__segment {
     // Our beacon, and the descriptor with which we check the beacons of other ranks.
     int beacon, observer;
     int next_look;       // rank whose beacon we check next
-    uint32_t ended_seen; // ended_count when our ports were last marked
-    int blind_error;     // errno of the last check of a beacon that failed, or 0
+    uint32_t ended_seen; // ended_count when `look` was last set in all ports
+    int blind_error;     // errno of the last failed check of a beacon, or 0
 } idist__segment;
 
 static char *idist__segment_front(const idist__segment *seg, int rank) {

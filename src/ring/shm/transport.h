@@ -10,9 +10,9 @@ enum { IDIST__HEADER_BYTES = 64 }; // size of a frame without its payload
 // does not free it.
 //
 // Every transport has `name`, `read`, `write`, `close` and `descriptor`. The other functions are
-// optional. A function is NULL if no link of this transport can do it, and the comment above the
-// function says what happens instead. The code that fills in a transport sets the fields by name.
-// Fields that it does not set stay NULL or false.
+// optional. If no link of a transport can perform a function, the function is NULL, and the comment
+// above the function says what happens instead. The code that fills in a transport sets the fields
+// by name. Fields that it does not set stay NULL or false.
 typedef struct idist__transport {
     const char *name;
 

@@ -1,16 +1,17 @@
 // ring/shm/view.h: maps the memory that other ranks got from idist_alloc
 //
-// When idist_alloc adds an extent to a rank's window, the rank records the extent in its catalog.
-// The other ranks map the extent when they next read the catalog, and then store how many extents
-// they have mapped. The owner offers a buffer in the extent to a group only after all members of
-// the group have mapped the extent. If a rank cannot map more extents because of a limit, calls
-// make an additional copy and do not fail:
+// A window (base/window.h) is the memory of a rank for idist_alloc, and grows by extents. When
+// idist_alloc adds an extent to a rank's window, the rank records the extent in its catalog. The
+// other ranks map the extent when they next read the catalog, and then store how many extents they
+// have mapped. The owner offers a buffer in the extent to a group only after all members of the
+// group have mapped the extent:
 //
 //   owner     maps extent 3, catalog.extent_count = 4   ...   reads mapped[owner] == 4 everywhere
 //   others    see header.extent_count, map extent 3, mapped[owner] = 4
 //
-// Timing decides whether a buffer is offered, but does not change the result. Ranks reduce in the
-// same order in both cases.
+// If a rank cannot map more extents because of a limit, calls make an additional copy and do not
+// fail. Timing decides whether a buffer is offered, but does not change the result, because ranks
+// reduce in the same order in both cases.
 #pragma once
 
 #include "os/thread.h"

@@ -128,7 +128,7 @@ static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *hea
 // files that this process has verified or written
 //
 // idist_checkpoint_save must know which files are valid before it removes other files in favor of
-// them. For this purpose it reads each file only once, as long as the file does not change.
+// them. It reads each file for this purpose only once, unless the file changes.
 //------------------------------------------------------------------------------
 
 enum { IDIST__SEEN_FILES = 1024 }; // a new entry replaces the oldest one
@@ -176,7 +176,7 @@ static void idist__seen_add(const idist__os_file_version *version, idist__flaw f
 //
 // A sync can fail because the file system does not support it. In that case only the protection
 // against a crash is missing, and the training need not stop. A sync can also fail because data did
-// not reach the disk (EIO, ENOSPC, EDQUOT).
+// not reach the disk (EIO, ENOSPC, EDQUOT), which is a real error.
 //------------------------------------------------------------------------------
 
 static idist__os_mutex idist__sync_lock = IDIST__OS_MUTEX_INIT; // protects the variable below

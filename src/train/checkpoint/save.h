@@ -77,9 +77,9 @@ static int idist__save_write(const idist__checkpoint *checkpoint, const idist_ch
     return idist__sync_judge(error, "checkpoint_save", desc->folder, log);
 }
 
-// Returns a better file of another step, which makes the new file unwanted. Prefers files of later
-// steps; among those, or among earlier files if there are none, returns the best. Returns NULL if
-// the new file is wanted.
+// Returns a better file of another step, which makes the new file unwanted. If better files have
+// later steps, returns the best of these, and otherwise the best file of an earlier step. Returns
+// NULL if the new file is wanted.
 static const idist__folder_entry *idist__save_find_better(const idist_checkpoint_desc *desc,
                                                           const idist__folder_list *list,
                                                           const idist__folder_entry *entry) {

@@ -518,8 +518,8 @@ static idist_status idist__powersgd_recover(const idist_bucket *b,
     if (!idist__powersgd_is_finite(matrix->p, p_count)) return IDIST_OK;
     if (!(idist__powersgd_size(matrix->p, p_count) < state->sizes[k] / 65536)) return IDIST_OK;
 
-    // The sum may also be small because the gradients cancel out. In that case the errors are no
-    // larger than the gradients.
+    // The sum may also be small because the gradients cancel out. In that case M is not much larger
+    // than the gradient on any rank.
     own = idist__powersgd_size_of_gradient(b, matrix->first, matrix->count);
     own = idist__powersgd_size(m, matrix->count) / 4096 > own ? 1.0f : 0.0f;
     status = idist_all_reduce(&own, &sum, 1, IDIST_F32, IDIST_SUM, &b->opts);

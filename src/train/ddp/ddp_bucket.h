@@ -201,8 +201,9 @@ static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
 }
 
 // Allocates one slot for each piece that can be in flight. A bucket that is contiguous on this rank
-// may also be reduced in pieces, because it is scattered on another rank. Its pieces take slots,
-// but need no memory. Sets in_pieces for the buckets that are scattered on this rank.
+// may also be reduced in pieces, because it is scattered on another rank. Its pieces are counted
+// too, because each takes an entry of d->slots, although it needs no memory. Sets in_pieces for the
+// buckets that are scattered on this rank.
 static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     size_t count = 0;
     bool any = false;

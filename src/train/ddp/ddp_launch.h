@@ -113,9 +113,9 @@ static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bu
     return idist__ddp_launch_call_hook(d, IDIST__DDP_START, bucket);
 }
 
-// Launches the buckets that are full. Leaves the last bucket to idist_ddp_wait, which sets
-// `ending`, because nothing is computed while the last bucket is in flight. In idist_ddp_wait the
-// rank has nothing else to do, so the built-in reduction makes blocking calls.
+// Launches the buckets that are full. Only idist_ddp_wait sets `ending`. Without `ending`, leaves
+// the last bucket to idist_ddp_wait, because nothing is computed while that bucket is in flight. In
+// idist_ddp_wait the rank has nothing else to do, so the built-in reduction makes blocking calls.
 static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
     bool blocking = ending && !d->desc.hook && !d->desc.on_device;
     int limit = ending ? d->bucket_count : d->bucket_count - 1;

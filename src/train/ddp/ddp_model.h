@@ -12,9 +12,9 @@
 //     in flight                         |======== 0 ========|
 //                                  |============ 1 ============|
 //
-// The order in which gradients become ready on a rank does not matter. A bucket is launched when it
-// is full and the bucket before it has been launched. In this way all ranks make the same calls in
-// the same order.
+// The order in which gradients become ready on a rank does not matter. A bucket is full when all of
+// its gradients are ready. It is launched when it is full and the bucket before it has been
+// launched. In this way all ranks make the same calls in the same order.
 //
 // The backward pass may use parameters in an order other than the listed one. In that case some
 // buckets become full late, and all later buckets wait for them. Therefore, after the first
@@ -71,7 +71,7 @@ typedef struct idist__ddp_param {
     void *gradient; // its place in the bucket: in the program's memory, or a copy
     int bucket;
     uint64_t ready_iteration;   // the last iteration in which it was ready
-    uint64_t no_sync_iteration; // the iteration after a pass with no_sync in which it was ready
+    uint64_t no_sync_iteration; // the iteration after the last no_sync pass with it ready
 } idist__ddp_param;
 
 typedef struct idist__ddp_bucket {
@@ -94,7 +94,7 @@ typedef struct idist__ddp_piece {
     const idist__ddp_bucket *bucket;
     size_t first;  // index of its first element in the bucket
     int gradient;  // index of the gradient with that element, in the bucket's exposed.gradients
-    bool in_place; // not in a slot
+    bool in_place; // reduced where it is, not in a slot of slot_memory
     // The gradients of the piece, if they are reduced where they are.
     idist__part parts[IDIST__DDP_PARTS];
     idist_request request;
@@ -146,7 +146,7 @@ struct idist_ddp {
 
     // The state of the current iteration.
     uint64_t iteration; // from 1 on
-    int ready_count;    // gradients that are ready, the first ones of arrival_order
+    int ready_count;    // gradients that are ready; until `learnt`, the first ones of arrival_order
     int launched_count; // launched buckets
     // Where the next piece begins in the bucket that is being launched: `gradient` and `first` of
     // its idist__ddp_piece.
@@ -216,8 +216,8 @@ static idist_status idist__ddp_check_group(const idist_ddp *d) {
     return idist__agree_enter("ddp", &opts, &unused);
 }
 
-// Sets the factors that turn the sum into the result. The factors depend on the number of ranks
-// with data.
+// Sets the factors that turn the sum into the result. With divide_by_active, they depend on the
+// number of ranks with data.
 static void idist__ddp_set_scale(idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
     double postscale = desc->postscale != 0 ? desc->postscale : 1, divisor = d->group_size;

@@ -1,10 +1,10 @@
 // train/ddp/ddp_piece.h: buckets whose gradients are scattered in memory
 //
-// A copied bucket would leave the caches before it is reduced, and again before it is copied back.
-// The data would pass through memory three times instead of once. Therefore the bucket is reduced
-// in pieces. If the group shares memory, a piece is reduced where its gradients are, unless these
-// gradients are very small. Otherwise pieces are copied to a few slots that stay in the cache. A
-// piece is copied into its slot when it is launched:
+// If such a bucket were copied as a whole, it would leave the caches before it is reduced, and
+// again before it is copied back. The data would pass through memory three times instead of once.
+// Therefore the bucket is reduced in pieces. If the group shares memory, a piece is reduced where
+// its gradients are, unless these gradients are very small. Otherwise pieces are copied to a few
+// slots that stay in the cache. A piece is copied into its slot when it is launched:
 //
 //     gradients    [    0    ]     [1]  [2]    [     3     ]
 //     pieces       [  a  |  b        |  c        |    d    ]
@@ -127,7 +127,7 @@ static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_
 }
 
 // Launches the next piece of a bucket. If `alone` is set, no piece is in flight. In that case the
-// next piece is launched after this one has ended, unless pieces overlap.
+// call blocks, unless pieces overlap and another piece follows.
 static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
                                            bool alone) {
     const idist_bucket *all = &bucket->exposed;
@@ -192,7 +192,8 @@ static idist_status idist__ddp_piece_settle(idist_ddp *d) {
 }
 
 // Launches the remaining pieces of a bucket while slots are free. If `ending` is set, waits for
-// slots to become free, and launches pieces that do not overlap one at a time, without a request.
+// slots to become free. In that case, if pieces do not overlap (d->pieces_overlap), launches one
+// piece at a time, without a request.
 static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucket *bucket,
                                             bool ending) {
     idist_status status = IDIST_OK;

@@ -252,7 +252,7 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
 }
 
 // Creates an events file. The number at the end of its name distinguishes files that a process
-// creates in the same second. The folder need not be readable.
+// creates in the same second. It is found by trying names, so the folder need not be readable.
 static idist_status idist__summary_open_events(idist_summary *summary) {
     idist__summary_file *file = &summary->events;
     int64_t now_us = idist__os_calendar_ns() / 1000;

@@ -1,5 +1,5 @@
-# Installs the clone that this port lies in. vcpkg builds a port once for each version: after a
-# change to the clone, use vcpkg remove idist and vcpkg install --no-binarycaching.
+# Installs the clone that contains this port. vcpkg builds a port once for each version. After a
+# change to the clone, run vcpkg remove idist and vcpkg install --no-binarycaching.
 get_filename_component(SOURCE_PATH "${CMAKE_CURRENT_LIST_DIR}/../../../.." ABSOLUTE)
 
 set(VCPKG_BUILD_TYPE release) # only headers
