@@ -105,6 +105,7 @@ awk '/^```diff$/ { inside = 1; next } /^```/ { inside = 0 } inside' docs/example
 diff "$WORK/difference" "$WORK/shown" >"$WORK/diff"
 ok $? "docs/examples.md shows it" || diag <"$WORK/diff"
 grep -q "^A simulator of $(wc -l <$BEFORE) lines" docs/examples.md &&
-    grep -q "by $added lines" docs/examples.md && grep -q "the difference, which is $added lines" $AFTER
+    grep -q "by $added lines" docs/examples.md &&
+    grep -q "the difference, which is $added lines" $AFTER
 ok $? "docs/examples.md and the head say how long they are"
 done_testing
