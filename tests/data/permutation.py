@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""permutation.py - writes permutation.txt: torch.randperm for counts below and above the
-limit from which on it draws 64 bits per index, for tests/unit/sampler.c
+"""permutation.py - writes permutation.txt: torch.randperm for counts below and above the limit
+from which on it draws 64 bits per index, for tests/unit/sampler.c
 
     python3 tests/data/permutation.py >tests/data/permutation.txt
 

@@ -4,7 +4,7 @@ tests/dist/powersgd.c
 
     python3 tests/data/powersgd.py >tests/data/powersgd.txt
 
-An argument is the number of the first case to write.
+An argument is the number of the first case to write. All later cases follow it.
 
 "case": the number of ranks, 1 if the whole bucket is one matrix (batched_powerSGD_hook), the rank
 of the matrices, error feedback, warm start, and min_compression_rate. Then for each iteration from

@@ -7,7 +7,7 @@ tests/unit/sampler.c
 A line contains the length, the number of replicas, the epoch, the rank, the rank's number of
 samples, a checksum of these samples (the sum of index * place, modulo 2^32, with places from 1),
 and the first twelve samples. The inner sampler counts down from epoch + 3 * run, modulo the length,
-where run is the number of times that it has run before.
+where run is the number of times that it has run before in this epoch.
 """
 import ignite
 import torch

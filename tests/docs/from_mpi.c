@@ -1,6 +1,5 @@
-// from_mpi.c - the statements of docs/from-mpi.md, exactly as the page prints them, with checks of
-// what they do. from_mpi.sh compares this file with the page, and runs the program with 1 to 4
-// ranks.
+// from_mpi.c - the statements of docs/from-mpi.md, exactly as the page prints them. Checks what
+// they do. from_mpi.sh compares this file with the page, and runs the program with 1 to 4 ranks.
 #include "idist.h"
 
 #include <fcntl.h>

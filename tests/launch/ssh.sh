@@ -110,9 +110,9 @@ ok $? "all is gone after the grace period" || echo "after $ms ms, $(left "sleep 
 text='rank 2 on host 127.0.0.1: killed by signal 11 (Segmentation fault)'
 grep -q "^{\"message\": {\"message\": \"$text\", " "$WORK/error"
 ok $? "--error-file" || diag <"$WORK/error"
-# shellcheck disable=SC2016 # the other ranks end before the grace period of 20 s is over
-ok_run 255 "a rank that ends as a lost connection would" 10 "${two[@]}" --grace 20 \
-    sh -c '[ $RANK = 1 ] && exit 255; sleep 30'
+# shellcheck disable=SC2016 # the other ranks end before the grace period is over
+ok_run 255 "a rank that ends as a lost connection would" 10 "${two[@]}" --grace 100 \
+    sh -c '[ $RANK = 1 ] && exit 255; sleep 200'
 [ "$(cat "$WORK/log")" = "idistrun: rank 1 on host localhost: exited with status 255" ]
 ok $? "it is named all the same" || diag <"$WORK/log"
 cat >"$WORK/message" <<'END'

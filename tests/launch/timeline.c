@@ -4,8 +4,9 @@
 //     cc -O2 -DIDIST_IMPLEMENTATION -I. tests/launch/timeline.c -o timeline
 //     IDIST_TRACE=out.json ./timeline STEPS [WORK [stay]]
 //
-// WORK is the amount of work: 1 takes about a tenth of a millisecond per layer. With "stay", all
-// ranks print "ready" after the steps, and then wait in a barrier that rank 0 does not enter.
+// WORK is the amount of work. A value of 1 takes about a tenth of a millisecond per layer. With
+// "stay", all ranks print "ready" after the steps, and then wait in a barrier that rank 0 does not
+// enter.
 #include "idist.h"
 
 #include "idist_train.h"

@@ -52,7 +52,7 @@ static int meet_fate(const char *fate, int rank) {
         return 9;
     }
     while (idist_barrier(NULL) == IDIST_OK) continue;
-    if (how && how[5] == 'A') abort();
+    if (how && strchr(how, 'A')) abort();
     idist_finalize();
     return 3;
 }

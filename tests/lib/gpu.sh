@@ -8,7 +8,7 @@ gpu_skip() {
     exit 0
 }
 
-# Prints folders that may have a CUDA toolkit or NCCL. Folders named by variables come first, and
+# Prints folders that may contain a CUDA toolkit or NCCL. Folders named by variables come first, and
 # the folder of a Python package (nvidia-nccl-cu13) comes last.
 gpu_places() {
     local nvcc

@@ -425,7 +425,7 @@ static inline int test_slow_factor(void) {
 // ranks as processes
 //------------------------------------------------------------------------------
 
-// Results that one rank leaves for the parent, in shared memory.
+// Results that a rank stores for the parent, in shared memory.
 typedef struct proc_slot {
     int phase;         // the body increments it; the parent waits for values
     int iterations;    // number of steps so far, if the body counts them
@@ -463,8 +463,8 @@ static inline unsigned next_port(void) {
     return n;
 }
 
-// Returns a free port that no other test gets, even if it runs at the same time. The port lies
-// below the range from which the kernel takes ports for connections.
+// Returns a free port that no other test gets, even if it runs at the same time. The port is below
+// the range from which the kernel takes ports for connections.
 static inline int free_port(void) {
     enum { FIRST = 20000, COUNT = 12000 };
     struct sockaddr_in a;

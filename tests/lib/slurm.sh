@@ -13,7 +13,7 @@ slurm_missing() {
     fi
 }
 
-# Starts Slurm. All files lie in FOLDER, and SLURM_CONF points there. The nodes are n1 to n3 and use
+# Starts Slurm. All files are in FOLDER, and SLURM_CONF points there. The nodes are n1 to n3 and use
 # the ports $SLURM_PORT+1 to $SLURM_PORT+3.
 slurm_start() { # FOLDER
     local dir=$1 i host

@@ -1,5 +1,5 @@
-// pjrt_abi.c - compares the declarations of src/xla/pjrt.h with those of a real pjrt_c_api.h:
-// numbers, offsets and sizes
+// pjrt_abi.c - compares the declarations of src/xla/pjrt.h with a real pjrt_c_api.h: numbers,
+// offsets and sizes
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_xla.h"

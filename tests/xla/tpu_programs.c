@@ -2,8 +2,8 @@
 // idist writes
 //
 // tpu_programs LIBTPU TOPOLOGY: for example ".../libtpu.so v5e:2x2". Compiles programs of all
-// kinds, dtypes and ops, for four ranks whose devices are not in the order of their ids. What TPUs
-// refuse is listed in is_refused.
+// kinds, dtypes and ops, for four ranks whose devices are not in the order of their ids. is_refused
+// lists what TPUs refuse.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_xla.h"

@@ -1,7 +1,7 @@
 // xla_mpi.c - tests device memory over idist_mpi.h, on the stand-in for PJRT (tests/fake/pjrt.c).
 // MPI allows only one thread here, so the worker thread of idist_xla.h must call no function of
-// MPI. The test defines functions with the names of MPI's functions. They count the calls by other
-// threads, and call the real functions through MPI's profiling interface.
+// MPI. The test defines functions with the names of MPI's functions. They count all calls and the
+// calls by other threads, and call the real functions through MPI's profiling interface.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_mpi.h"
