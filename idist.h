@@ -2806,9 +2806,8 @@ IDIST__UNUSED static bool idist__os_watch_readable(const idist__os_watch_events 
 // os/socket.h: stream sockets, multicast datagrams, addresses and name lookup
 //
 // Every socket is non-blocking and closed on exec. The caller owns the descriptors. Only functions
-// with a deadline, and the name lookup, block. Failures leave the reason in errno. On macOS and
-// Windows a local name becomes a path in a private folder. On Windows a SOCKET is cast to int,
-// which its values allow.
+// with a deadline, and the name lookup, block. Failures leave the reason in errno. On a system
+// without the abstract names of Linux, a local name would become a path in a private folder.
 
 // Makes the address of a local socket. Returns false if the name is empty or longer than
 // IDIST__OS_SOCKET_NAME_MAX bytes.
@@ -2866,16 +2865,16 @@ IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void);
 // unknown.
 IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name);
 
-// Adapts a TCP socket after some bytes have been exchanged. Until then another congestion control
-// replaces the system's BBR. If the peer is far away, restores BBR, which copes with losses on long
-// paths.
+// Adapts a TCP socket after some bytes have been exchanged. If the system uses the congestion
+// control BBR, a socket begins with another one. If the peer turns out to be far away, this
+// function restores BBR, which copes with losses on long paths.
 IDIST__UNUSED static void idist__os_socket_measured(int fd);
 
-// Returns a socket that listens at an address, or -1. EADDRINUSE means that another socket listens
+// Returns a socket that listens on an address, or -1. EADDRINUSE means that another socket listens
 // there.
 static int idist__os_socket_listen(const idist__os_address *address);
 
-// Returns a socket that listens at a port of all addresses of this host, IPv4 and IPv6, or -1. Port
+// Returns a socket that listens on a port on all addresses of this host, IPv4 and IPv6, or -1. Port
 // 0 selects a free port. EADDRINUSE means that another socket listens there.
 static int idist__os_socket_listen_everywhere(int port);
 
@@ -2889,8 +2888,8 @@ typedef struct idist__os_interface {
 // entries, or -1 if the addresses cannot be listed.
 static int idist__os_socket_interfaces(idist__os_interface *list, int capacity);
 
-// Accepts the next connection. Returns -1 with EAGAIN if none is pending. Closes a local connection
-// of another user immediately and reports EAGAIN.
+// Accepts the next connection. Returns -1 with EAGAIN if none is pending. If a local connection
+// comes from another user, closes it immediately and reports EAGAIN.
 static int idist__os_socket_accept(int listener);
 
 // Begins to connect. The returned socket becomes writable when the attempt has ended; then call
@@ -2898,7 +2897,7 @@ static int idist__os_socket_accept(int listener);
 static int idist__os_socket_connect_begin(const idist__os_address *address);
 
 // Ends an attempt to connect. Returns 0, or an errno after closing the socket. EPERM means that
-// another user listens at the local address.
+// another user listens on the local address.
 static int idist__os_socket_connect_end(int *fd, bool local);
 
 // Tries once to connect, and blocks until the deadline at the latest. Returns -1 on failure; the
@@ -13840,7 +13839,8 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
 // finished task is reused through w->tasks.idle, and is freed with the world.
 //------------------------------------------------------------------------------
 
-// Returns true if the task began with a request.
+// Returns true if the task has a request, or had a request that the program has freed. A task that
+// was left to a stream does not count.
 static bool idist__task_is_async(const idist__task *t) {
     return t->waiter == IDIST__WAITER_REQUEST || t->waiter == IDIST__WAITER_NOBODY;
 }
@@ -13896,8 +13896,8 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
-// Puts a task on the idle list. If the task is pinned, marks the task, and the thread that pinned
-// the task calls this function later.
+// Puts a task on the idle list. If the task is pinned, only marks it as left; the thread that
+// pinned the task then calls this function again.
 static void idist__task_free(idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -14007,8 +14007,8 @@ static void idist__task_free_request(idist__task *t) {
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
 
-// Numbers the task of a collective, adds the task to the running tasks, and hands it to the
-// backend.
+// Starts a task: numbers it if it is a collective, adds it to the running tasks, and hands it to
+// the backend.
 static void idist__task_start(idist__task *t) {
     idist_group *g = t->group;
     idist__world *w = g->w;
@@ -14044,8 +14044,8 @@ static void idist__task_start(idist__task *t) {
 //------------------------------------------------------------------------------
 // handles that outlive their groups and worlds
 //
-// A program may keep the handle of a group, or of a world, after the end of the world, and make
-// calls with it. Such a call must fail with IDIST_ERR_STATE, so the struct must still exist. The
+// A program may keep the handle of a group or of a world after the world is closed, and still pass
+// it to calls. Such a call must fail with IDIST_ERR_STATE, so the struct must still exist. The
 // struct stays in one of the lists below, marked as freed. It is reused for a new handle when
 // enough later structs have joined the list. The struct comes from malloc, because the world's
 // allocator may be gone.
@@ -14059,7 +14059,7 @@ typedef struct idist__ended {
 enum { IDIST__ENDED_GROUPS = 256, IDIST__ENDED_WORLDS = 16 };
 
 static idist__os_mutex idist__ended_lock = IDIST__OS_MUTEX_INIT;
-static idist__ended idist__ended_groups, idist__ended_worlds; // worlds by their field `group`
+static idist__ended idist__ended_groups, idist__ended_worlds; // worlds are listed by `group`
 
 static void idist__ended_keep(idist__ended *list, idist_group *g) {
     g->w = NULL;
@@ -14099,10 +14099,10 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 }
 
 #if defined(__PIC__) && !defined(__PIE__)
-// Frees the handles of a list. Only a shared library needs this code, because the program may
-// unload the library, and then uses no handle any more. The destructor below runs after all other
-// destructors, because these may still close worlds. The destructor only tries the lock: in a
-// forked child, the lock may be held by a thread that exists only in the parent.
+// Frees the handles of a list. Only a shared library needs this code: the program may unload the
+// library, and uses no handle after that. The destructor below runs after all other destructors,
+// because these may still close worlds. The destructor only tries the lock: in a forked child, the
+// lock may be held by a thread that exists only in the parent.
 static void idist__ended_free(idist__ended *list) {
     while (list->first) {
         idist_group *g = list->first;
@@ -20134,9 +20134,10 @@ idist_status idist_parallel_run_named(const idist_desc *desc, idist_worker_fn fn
 // Functions: idist__trace_file_*, idist__trace_event_*.
 
 //------------------------------------------------------------------------------
-// a JSON array that is valid at any moment
+// a JSON array that is closed after every event
 //
-// The array is closed after every event. A new event is first written after the closing bracket,
+// A reader that ignores what follows the array finds it valid at any moment, also if the process
+// dies. A new event is first written after the closing bracket,
 // from end + 2 on, with its own closing bracket. Then two bytes are replaced: the newline and the
 // old bracket become a comma and a newline. Now the array has one more event:
 //
@@ -20338,8 +20339,8 @@ static void idist__trace_event_cut(char *out, size_t capacity, const char *text)
     out[nbytes] = 0;
 }
 
-// Copies a text as the inside of a JSON string. Cuts a text that is too long, but never inside a
-// character.
+// Copies a string, escaped for use in a JSON string. Cuts a text that is too long, but never inside
+// a character.
 static void idist__trace_event_quote(char *out, size_t capacity, const char *text) {
     size_t n = 0;
 

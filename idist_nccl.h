@@ -33,7 +33,7 @@ DO THIS
 
     NCCL 2.14 or later is loaded at run time unless the program is linked with it. Its header is not
     needed. idist looks for NCCL in the file that IDIST_NCCL_LIB names. Otherwise it looks for
-    libnccl.so.2 where the loader looks, and in Python's package nvidia-nccl (in VIRTUAL_ENV,
+    libnccl.so.2 where the loader looks, and in the Python package nvidia-nccl (VIRTUAL_ENV,
     CONDA_PREFIX, ~/.local and the system).
 
 HOW DEVICE MEMORY TRAVELS
@@ -46,8 +46,9 @@ HOW DEVICE MEMORY TRAVELS
         ipc      for ranks of one host that share a GPU: they read each other's memory
         staged   everywhere: through pinned memory and the host's backend, a chunk at a time
 
-    Calls that the device backend does not support are staged: scan, exscan, user-defined ops,
-    bitwise and logical ops, messages without a stream, and reductions of I16, U16 and 8-bit floats.
+    Calls that the device backend does not support are staged. With nccl these are scan, exscan,
+    user-defined ops, bitwise and logical ops, messages without a stream, and reductions of I16, U16
+    and 8-bit floats. With ipc all messages, v-forms and reductions of integers are staged as well.
     NCCL supports 8-bit floats from 2.24 on, if all ranks have GPUs of compute capability 9.0 or
     more.
 
@@ -73,17 +74,18 @@ CALLS
                       lock that orders the calls of several threads must be held all that time.)
 
     In one collective, either all ranks pass device memory or none does; otherwise the call fails
-    with IDIST_ERR_MISMATCH. A rank that contributes and receives nothing in a v-form passes any
-    device pointer, or its stream, to show that the other ranks use device memory. A message may go
-    from a device to the host memory of another rank.
+    with IDIST_ERR_MISMATCH. A rank that neither contributes nor receives anything in a v-form
+    passes any device pointer, or its stream, to show that the other ranks use device memory. A
+    message may go from a device to the host memory of another rank.
 
     If several threads of a process are ranks, NCCL reads and writes the buffers of each from the
     GPUs of the others. Memory from cudaMallocAsync must allow this access (cudaMemPoolSetAccess).
 
     Over NCCL, a send on a stream (without a request) needs a receive on a stream, of the same
     count. The send blocks its stream until the receive starts, so ranks that send to each other
-    must do so between group_begin and group_end. Tags are compared, not matched: messages between
-    two ranks arrive in order.
+    must do so between group_begin and group_end. Messages between two ranks arrive in the order in
+    which they were sent. A tag does not select a message; it is only compared with the tag of the
+    next message.
 
     The first call of a group on device memory waits for the other members; for the world that
     happens in idist_initialize. It also connects the members for every collective. By itself, NCCL
@@ -114,8 +116,9 @@ FAILURES
     instead.
 
     NCCL itself may report that a peer is gone or late (over InfiniBand and sockets, not inside a
-    host). idist then takes up to a second to find out which peer, through the host's backend. After
-    that, the error is IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT without the name of a rank.
+    host). idist then takes up to a second to find out which peer, through the host's backend. If
+    idist cannot find out, the error is IDIST_ERR_PEER_LOST or IDIST_ERR_TIMEOUT without the name of
+    a rank.
 
 OPTIONS
 
@@ -125,7 +128,7 @@ OPTIONS
 
     desc.nccl_comm provides a communicator for the world. You keep ownership, but the communicator
     is aborted, and so freed, if the world fails. desc.nccl_config configures the communicators that
-    idist creates. Pinned memory is kept until the end of the world.
+    idist creates. Pinned memory is kept until the world is closed.
 
 WHEN THERE IS NO DEVICE
 

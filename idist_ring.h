@@ -12,10 +12,11 @@ WHAT IT IS
     Every rank has one stream to every other rank: a pipe in shared memory (or a local socket)
     inside a host, TCP between hosts. Messages up to 64 KiB are sent at once (eager), within a
     window of 2 MiB that the receiver keeps free. Where the receiver can read the sender's memory
-    fast, that limit is 8 KiB. Larger messages are announced (rendezvous). They are sent when the
-    receiver has provided a buffer for them, or the receiver reads them from the sender's memory. In
-    a collective over sockets, the receiver provides the buffer without being asked. So nothing is
-    ever buffered without bound. Every message carries the fingerprint of the call it belongs to.
+    fast, only messages up to 8 KiB are eager. Larger messages are announced (rendezvous). They are
+    sent when the receiver has provided a buffer for them, or the receiver reads them from the
+    sender's memory. In a collective over sockets, the receiver provides the buffer without being
+    asked. So nothing is ever buffered without bound. Every message carries the fingerprint of the
+    call it belongs to.
 
     Ranks that share memory run a collective through memory that all of them can read (ring/share).
     Otherwise a collective is an algorithm over non-blocking sends and receives (ring/algo). Over
@@ -40,16 +41,17 @@ LIMITS
     rank needs one descriptor, or desc.sockets of them, per rank with which it shares no memory.
 
     In a larger world, a rank connects at first to the ranks at distances that are powers of two, 2
-    log2(n) of them. It connects to any other rank when the two exchange their first message, while
-    both are in calls. Either of two ranks may have to connect to the other, so ranks listen until
-    the world is closed. While the ranks meet, rank 0 needs about n + 8 more descriptors.
+    log2(n) of them. It connects to any other rank when the two exchange their first message. Both
+    must be inside a call to complete the connection. Either of two ranks may have to connect to the
+    other, so ranks listen until the world is closed. While the ranks meet, rank 0 needs about n + 8
+    more descriptors.
 
     A dead machine, unlike a dead process, is detected only by the time-out.
 
     Over several hosts, gather, scatter, all_to_all, scan and the v-forms are made of messages among
     all ranks. So are reductions of 16-bit and 8-bit floats, and reductions by an op that is not
-    commutative. If the ranks of some host are not consecutive, all_gather and reduce_scatter are,
-    too.
+    commutative. If the ranks of some host are not consecutive, all_gather and reduce_scatter also
+    use such messages.
 
     License: MIT, as for idist.h.
     Generated from src/ by tools/drop_ins.py: change the files there.
@@ -12482,7 +12484,7 @@ static idist_status idist__segment_agree_share(idist__join *j) {
 // The ranks write the following into the store, in this order; R is a rank. All names without
 // `idist/` begin with a prefix that no other world uses.
 //
-//   idist/ranks store in a file: were ranks given? (rank 0)     idist__draw_check_given
+//   idist/ranks whether ranks were given (only in a file)       idist__draw_check_given
 //   idist/R     number of worlds that rank R has opened here    idist__join_store_open
 //   job         number of the job, number of ranks (rank 0)     idist__records_agree_on_job
 //   node/R      the record of rank R                            idist__records_exchange
@@ -12655,8 +12657,8 @@ static void idist__join_end(idist__join *j) {
     }
 }
 
-// Warns of a memory limit under which this rank may fail to join or to share memory, because the
-// error text of another rank could not name this limit.
+// Warns if a memory limit may keep this rank from joining or from sharing memory. The warning is
+// needed because the error texts of other ranks cannot name the limit.
 static void idist__join_warn_of_limit(idist__world *w) {
     size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
     char limit[160];

@@ -1241,7 +1241,7 @@ static void idist__hlo_put_region(idist__hlo *hlo, const char *op, const char *t
     idist__hlo_put(hlo, "      stablehlo.return %%z : tensor<%s>", type);
 }
 
-// Returns XLA's name of an op, or NULL if programs do not support the op.
+// Returns XLA's name for an op, or NULL if programs do not support the op.
 static const char *idist__hlo_op(idist_op op) {
     switch (op) {
     case IDIST_SUM:
@@ -1256,7 +1256,8 @@ static const char *idist__hlo_op(idist_op op) {
     }
 }
 
-// Returns true if the number of ranks is exact in a dtype, so that an AVG can divide by it.
+// Returns true if a dtype represents the number of ranks exactly, so that an AVG can divide by it.
+// Returns false for 8-bit floats.
 static bool idist__hlo_can_divide(idist_dtype dtype, int n) {
     switch (dtype) {
     case IDIST_I8: return n <= 127;
@@ -1287,7 +1288,7 @@ static bool idist__hlo_supports(const idist_group *g, const idist__call *call) {
     }
 }
 
-// Appends "stablehlo.all_reduce" or "stablehlo.reduce_scatter" of %flat, to %done.
+// Appends an all_reduce or reduce_scatter that reads %flat and defines %done.
 static void idist__hlo_put_reduce(idist__hlo *hlo) {
     bool scatters = hlo->call->kind == IDIST__REDUCE_SCATTER, divides = hlo->call->op == IDIST_AVG;
     const char *type = hlo->type->name;
@@ -1305,7 +1306,7 @@ static void idist__hlo_put_reduce(idist__hlo *hlo) {
     idist__hlo_put(hlo, "    %%done = stablehlo.divide %%sum, %%n : %s", hlo->flat_out);
 }
 
-// Appends a broadcast of %flat, to %done.
+// Appends a broadcast that reads %flat and defines %done.
 static void idist__hlo_put_broadcast(idist__hlo *hlo) {
     char bits[48];
 
@@ -1333,8 +1334,9 @@ static void idist__hlo_put_broadcast(idist__hlo *hlo) {
                    hlo->flat_out);
 }
 
-// Appends an all_gather or all_to_all of %flat, to %done. Moves elements as unsigned integers,
-// because XLA may move 16-bit and 8-bit floats as F32, which changes the bits of a NaN.
+// Appends an all_gather or all_to_all that reads %flat and defines %done. Moves elements as
+// unsigned integers, because XLA may move 16-bit and 8-bit floats as F32, which changes the bits of
+// a NaN.
 static void idist__hlo_put_exchange(idist__hlo *hlo) {
     bool gathers = hlo->call->kind == IDIST__ALL_GATHER;
     size_t n = (size_t)hlo->g->size, count = hlo->call->count;
@@ -1370,8 +1372,9 @@ static void idist__hlo_set_types(idist__hlo *hlo, const idist__xla_buffer *in,
     snprintf(hlo->flat_out, sizeof hlo->flat_out, "tensor<%zux%s>", out->count, hlo->type->name);
 }
 
-// Writes the program of a call that idist__hlo_supports. The input is shaped like `in`, and the
-// result like `out`. Returns text that the caller frees, or NULL if memory cannot be allocated.
+// Writes the program of a call for which idist__hlo_supports returns true. The input is shaped like
+// `in`, and the result like `out`. Returns text that the caller frees, or NULL if memory cannot be
+// allocated.
 static char *idist__hlo_write(const idist_group *g, const idist__call *call,
                               const idist__xla_buffer *in, const idist__xla_buffer *out) {
     idist__hlo hlo;
@@ -1985,8 +1988,8 @@ static idist__xla_program *idist__xla_program_make(idist__xla_home *home, idist_
 // when its ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
 // multicast: the members propose tickets, and the largest proposal becomes the ticket.)
 //
-// A proposal is made when all members have started the call. From then on the ticket becomes final
-// without any action of the program, so a proposal does not delay other calls for long.
+// A proposal is made when all members have started the call. From then on, the ticket becomes final
+// without any action by the user's program, so a proposal does not delay other calls for long.
 
 // Frees a job and what the job holds.
 static void idist__xla_worker_free(idist__xla *x, idist__xla_job *job) {
@@ -2048,9 +2051,10 @@ static void idist__xla_worker_release(idist__xla *x, idist__xla_job *job) {
     if (!job->running) idist__xla_worker_free(x, job);
 }
 
-// Detaches a job from its call, but leaves the program in x->ordered if the members have agreed on
-// its place: the devices of the other members wait for the program, without a deadline. The worker
-// runs the program and drops the result. Returns false if the job is no such program.
+// If the members have agreed on the place of a job's program, detaches the job from its call, but
+// leaves the program in x->ordered: the devices of the other members wait for it, without a
+// deadline. The worker runs the program and drops the result. Otherwise changes nothing and returns
+// false.
 static bool idist__xla_worker_orphan(const idist__xla *x, idist__xla_job *job) {
     const idist__xla_job *ordered = x->ordered;
 
@@ -2078,8 +2082,8 @@ static bool idist__xla_worker_fetch(idist__xla *x, idist__xla_job *job) {
     return idist__xla_worker_get(x, job->recv, job->recv_copy, job);
 }
 
-// Copies into `whole`, which has the buffer's contents, the parts that a staged call has written. A
-// bool must be 0 or 1 on the device, so any other byte becomes 1.
+// Copies the parts that a staged call has written into `whole`, which holds the buffer's contents.
+// A bool must be 0 or 1 on the device, so any other byte becomes 1.
 static void idist__xla_worker_merge(const idist__xla_job *job, char *whole) {
     bool is_bool = job->recv->type == IDIST__PJRT_BOOL;
     size_t k;

@@ -20,7 +20,7 @@
 // The program uses these parts of idist.hpp:
 //
 //     idist::check           turns an error of idist_train.h into an exception with its text
-//     all_reduce, broadcast  take the dtype from the elements; return values
+//     all_reduce, broadcast  take the dtype from the elements; of a single value, return the result
 //     idist::world           joins and leaves the world; aborts it on an exception
 //     idist::request         waits in its destructor, so that buffers outlive the call
 //     idist::handle, create  std::unique_ptr with the type's _free: idist_ddp, idist_sampler

@@ -1,4 +1,4 @@
-// digits.h - reads the images of examples/data/digits.csv, all or in two parts
+// digits.h - reads the images of examples/data/digits.csv, split into training and test images
 #ifndef EXAMPLES_DIGITS_H
 #define EXAMPLES_DIGITS_H
 
@@ -17,8 +17,8 @@ typedef struct digit {
     unsigned char label;                 // 0 .. 9
 } digit;
 
-// Parses 64 pixels and a label, separated by commas. Returns a text that says what is wrong, or
-// NULL if the line is valid.
+// Parses 64 pixels and a label, separated by commas. Returns an error message, or NULL if the line
+// is valid.
 static inline const char *digits_parse(const char *s, digit *out) {
     for (int i = 0; i <= DIGITS_PIXELS; i++) {
         int value = 0, n = 0;
@@ -86,8 +86,8 @@ static inline bool digits_append(digit_list *to, const digit *one) {
     return true;
 }
 
-// Reads the images of a file. Every fifth image of each class is for the test, so the split depends
-// only on the file. Prints an error and returns false on failure.
+// Reads the images of a file. Every fifth image of each class goes to `test` and the others to
+// `train`, so the split depends only on the file. Prints an error and returns false on failure.
 static inline bool digits_read(const char *path, digit_list *train, digit_list *test) {
     char line[512];
     digit one;

@@ -20,7 +20,8 @@
 // finished task is reused through w->tasks.idle, and is freed with the world.
 //------------------------------------------------------------------------------
 
-// Returns true if the task began with a request.
+// Returns true if the task has a request, or had a request that the program has freed. A task that
+// was left to a stream does not count.
 static bool idist__task_is_async(const idist__task *t) {
     return t->waiter == IDIST__WAITER_REQUEST || t->waiter == IDIST__WAITER_NOBODY;
 }
@@ -76,8 +77,8 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     if (w->wait.blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
-// Puts a task on the idle list. If the task is pinned, marks the task, and the thread that pinned
-// the task calls this function later.
+// Puts a task on the idle list. If the task is pinned, only marks it as left; the thread that
+// pinned the task then calls this function again.
 static void idist__task_free(idist__task *t) {
     idist__world *w = t->group->w;
 
@@ -187,8 +188,8 @@ static void idist__task_free_request(idist__task *t) {
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
 
-// Numbers the task of a collective, adds the task to the running tasks, and hands it to the
-// backend.
+// Starts a task: numbers it if it is a collective, adds it to the running tasks, and hands it to
+// the backend.
 static void idist__task_start(idist__task *t) {
     idist_group *g = t->group;
     idist__world *w = g->w;
@@ -224,8 +225,8 @@ static void idist__task_start(idist__task *t) {
 //------------------------------------------------------------------------------
 // handles that outlive their groups and worlds
 //
-// A program may keep the handle of a group, or of a world, after the end of the world, and make
-// calls with it. Such a call must fail with IDIST_ERR_STATE, so the struct must still exist. The
+// A program may keep the handle of a group or of a world after the world is closed, and still pass
+// it to calls. Such a call must fail with IDIST_ERR_STATE, so the struct must still exist. The
 // struct stays in one of the lists below, marked as freed. It is reused for a new handle when
 // enough later structs have joined the list. The struct comes from malloc, because the world's
 // allocator may be gone.
@@ -239,7 +240,7 @@ typedef struct idist__ended {
 enum { IDIST__ENDED_GROUPS = 256, IDIST__ENDED_WORLDS = 16 };
 
 static idist__os_mutex idist__ended_lock = IDIST__OS_MUTEX_INIT;
-static idist__ended idist__ended_groups, idist__ended_worlds; // worlds by their field `group`
+static idist__ended idist__ended_groups, idist__ended_worlds; // worlds are listed by `group`
 
 static void idist__ended_keep(idist__ended *list, idist_group *g) {
     g->w = NULL;
@@ -279,10 +280,10 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 }
 
 #if defined(__PIC__) && !defined(__PIE__)
-// Frees the handles of a list. Only a shared library needs this code, because the program may
-// unload the library, and then uses no handle any more. The destructor below runs after all other
-// destructors, because these may still close worlds. The destructor only tries the lock: in a
-// forked child, the lock may be held by a thread that exists only in the parent.
+// Frees the handles of a list. Only a shared library needs this code: the program may unload the
+// library, and uses no handle after that. The destructor below runs after all other destructors,
+// because these may still close worlds. The destructor only tries the lock: in a forked child, the
+// lock may be held by a thread that exists only in the parent.
 static void idist__ended_free(idist__ended *list) {
     while (list->first) {
         idist_group *g = list->first;

@@ -6,21 +6,22 @@
 //                  |--- all data was in the headers -----------------|
 //
 // MPI does not match a blocking collective with a non-blocking one, so all ranks must use the same
-// kind. Blocking collectives are twice as fast in some MPIs. The ranks block if none of them is
-// BUSY with other calls, because then collectives never wait for each other in a circle.
+// kind. Blocking collectives are twice as fast in some MPIs. The ranks block if no header is BUSY
+// or LARGE. If none is BUSY with other calls, collectives never wait for each other in a circle.
 //
 // A rank blocked inside MPI cannot be told of a failure. So no rank blocks before all have
-// committed to the call. A rank that has committed no longer leaves, not even at a deadline or
-// because of idist_abort. There is one exception: the rank leaves if another rank fails before
-// committing. If several threads of a rank make calls, the rank sets BUSY when it commits, because
-// another thread may make a group, and block in MPI, before this call runs.
+// committed to the call. A rank that has committed does not leave the call, not even at a deadline
+// or because of idist_abort. There are two exceptions: another rank fails before committing, or the
+// second exchange is still pending IDIST__FIND_LOST_MS after the group failed. If several threads
+// of a rank make calls, the rank sets BUSY when it commits, because another thread may make a
+// group, and block in MPI, before this call runs.
 //
 // Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit even if their data
 // was in the headers.
 //
-// The path of a collective. The state of an exchange belongs to the group and not to a task, so a
-// quick call (idist__mpi_coll_quick) that returns early loses nothing. The task that follows for
-// the same call finds the exchange in progress and continues it.
+// The state of an exchange belongs to the group and not to a task, so a quick call
+// (idist__mpi_coll_quick) that returns early loses nothing. The task that follows for the same call
+// finds the exchange in progress and continues it. The path of a collective:
 //
 //     idist__call_locked
 //       |

@@ -1,9 +1,8 @@
 // os/socket.h: stream sockets, multicast datagrams, addresses and name lookup
 //
 // Every socket is non-blocking and closed on exec. The caller owns the descriptors. Only functions
-// with a deadline, and the name lookup, block. Failures leave the reason in errno. On macOS and
-// Windows a local name becomes a path in a private folder. On Windows a SOCKET is cast to int,
-// which its values allow.
+// with a deadline, and the name lookup, block. Failures leave the reason in errno. On a system
+// without the abstract names of Linux, a local name would become a path in a private folder.
 #pragma once
 
 #include "os/system.h"
@@ -64,16 +63,16 @@ IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void);
 // unknown.
 IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name);
 
-// Adapts a TCP socket after some bytes have been exchanged. Until then another congestion control
-// replaces the system's BBR. If the peer is far away, restores BBR, which copes with losses on long
-// paths.
+// Adapts a TCP socket after some bytes have been exchanged. If the system uses the congestion
+// control BBR, a socket begins with another one. If the peer turns out to be far away, this
+// function restores BBR, which copes with losses on long paths.
 IDIST__UNUSED static void idist__os_socket_measured(int fd);
 
-// Returns a socket that listens at an address, or -1. EADDRINUSE means that another socket listens
+// Returns a socket that listens on an address, or -1. EADDRINUSE means that another socket listens
 // there.
 static int idist__os_socket_listen(const idist__os_address *address);
 
-// Returns a socket that listens at a port of all addresses of this host, IPv4 and IPv6, or -1. Port
+// Returns a socket that listens on a port on all addresses of this host, IPv4 and IPv6, or -1. Port
 // 0 selects a free port. EADDRINUSE means that another socket listens there.
 static int idist__os_socket_listen_everywhere(int port);
 
@@ -87,8 +86,8 @@ typedef struct idist__os_interface {
 // entries, or -1 if the addresses cannot be listed.
 static int idist__os_socket_interfaces(idist__os_interface *list, int capacity);
 
-// Accepts the next connection. Returns -1 with EAGAIN if none is pending. Closes a local connection
-// of another user immediately and reports EAGAIN.
+// Accepts the next connection. Returns -1 with EAGAIN if none is pending. If a local connection
+// comes from another user, closes it immediately and reports EAGAIN.
 static int idist__os_socket_accept(int listener);
 
 // Begins to connect. The returned socket becomes writable when the attempt has ended; then call
@@ -96,7 +95,7 @@ static int idist__os_socket_accept(int listener);
 static int idist__os_socket_connect_begin(const idist__os_address *address);
 
 // Ends an attempt to connect. Returns 0, or an errno after closing the socket. EPERM means that
-// another user listens at the local address.
+// another user listens on the local address.
 static int idist__os_socket_connect_end(int *fd, bool local);
 
 // Tries once to connect, and blocks until the deadline at the latest. Returns -1 on failure; the

@@ -13,9 +13,10 @@
 #include "core/model.h"
 
 //------------------------------------------------------------------------------
-// a JSON array that is valid at any moment
+// a JSON array that is closed after every event
 //
-// The array is closed after every event. A new event is first written after the closing bracket,
+// A reader that ignores what follows the array finds it valid at any moment, also if the process
+// dies. A new event is first written after the closing bracket,
 // from end + 2 on, with its own closing bracket. Then two bytes are replaced: the newline and the
 // old bracket become a comma and a newline. Now the array has one more event:
 //
@@ -217,8 +218,8 @@ static void idist__trace_event_cut(char *out, size_t capacity, const char *text)
     out[nbytes] = 0;
 }
 
-// Copies a text as the inside of a JSON string. Cuts a text that is too long, but never inside a
-// character.
+// Copies a string, escaped for use in a JSON string. Cuts a text that is too long, but never inside
+// a character.
 static void idist__trace_event_quote(char *out, size_t capacity, const char *text) {
     size_t n = 0;
 

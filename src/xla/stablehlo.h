@@ -70,7 +70,7 @@ static void idist__hlo_put_region(idist__hlo *hlo, const char *op, const char *t
     idist__hlo_put(hlo, "      stablehlo.return %%z : tensor<%s>", type);
 }
 
-// Returns XLA's name of an op, or NULL if programs do not support the op.
+// Returns XLA's name for an op, or NULL if programs do not support the op.
 static const char *idist__hlo_op(idist_op op) {
     switch (op) {
     case IDIST_SUM:
@@ -85,7 +85,8 @@ static const char *idist__hlo_op(idist_op op) {
     }
 }
 
-// Returns true if the number of ranks is exact in a dtype, so that an AVG can divide by it.
+// Returns true if a dtype represents the number of ranks exactly, so that an AVG can divide by it.
+// Returns false for 8-bit floats.
 static bool idist__hlo_can_divide(idist_dtype dtype, int n) {
     switch (dtype) {
     case IDIST_I8: return n <= 127;
@@ -116,7 +117,7 @@ static bool idist__hlo_supports(const idist_group *g, const idist__call *call) {
     }
 }
 
-// Appends "stablehlo.all_reduce" or "stablehlo.reduce_scatter" of %flat, to %done.
+// Appends an all_reduce or reduce_scatter that reads %flat and defines %done.
 static void idist__hlo_put_reduce(idist__hlo *hlo) {
     bool scatters = hlo->call->kind == IDIST__REDUCE_SCATTER, divides = hlo->call->op == IDIST_AVG;
     const char *type = hlo->type->name;
@@ -134,7 +135,7 @@ static void idist__hlo_put_reduce(idist__hlo *hlo) {
     idist__hlo_put(hlo, "    %%done = stablehlo.divide %%sum, %%n : %s", hlo->flat_out);
 }
 
-// Appends a broadcast of %flat, to %done.
+// Appends a broadcast that reads %flat and defines %done.
 static void idist__hlo_put_broadcast(idist__hlo *hlo) {
     char bits[48];
 
@@ -162,8 +163,9 @@ static void idist__hlo_put_broadcast(idist__hlo *hlo) {
                    hlo->flat_out);
 }
 
-// Appends an all_gather or all_to_all of %flat, to %done. Moves elements as unsigned integers,
-// because XLA may move 16-bit and 8-bit floats as F32, which changes the bits of a NaN.
+// Appends an all_gather or all_to_all that reads %flat and defines %done. Moves elements as
+// unsigned integers, because XLA may move 16-bit and 8-bit floats as F32, which changes the bits of
+// a NaN.
 static void idist__hlo_put_exchange(idist__hlo *hlo) {
     bool gathers = hlo->call->kind == IDIST__ALL_GATHER;
     size_t n = (size_t)hlo->g->size, count = hlo->call->count;
@@ -199,8 +201,9 @@ static void idist__hlo_set_types(idist__hlo *hlo, const idist__xla_buffer *in,
     snprintf(hlo->flat_out, sizeof hlo->flat_out, "tensor<%zux%s>", out->count, hlo->type->name);
 }
 
-// Writes the program of a call that idist__hlo_supports. The input is shaped like `in`, and the
-// result like `out`. Returns text that the caller frees, or NULL if memory cannot be allocated.
+// Writes the program of a call for which idist__hlo_supports returns true. The input is shaped like
+// `in`, and the result like `out`. Returns text that the caller frees, or NULL if memory cannot be
+// allocated.
 static char *idist__hlo_write(const idist_group *g, const idist__call *call,
                               const idist__xla_buffer *in, const idist__xla_buffer *out) {
     idist__hlo hlo;

@@ -6,8 +6,8 @@
 // when its ticket is final and no smaller ticket is in the list, final or not. (Skeen's total order
 // multicast: the members propose tickets, and the largest proposal becomes the ticket.)
 //
-// A proposal is made when all members have started the call. From then on the ticket becomes final
-// without any action of the program, so a proposal does not delay other calls for long.
+// A proposal is made when all members have started the call. From then on, the ticket becomes final
+// without any action by the user's program, so a proposal does not delay other calls for long.
 #pragma once
 
 #include "os/thread.h"
@@ -78,9 +78,10 @@ static void idist__xla_worker_release(idist__xla *x, idist__xla_job *job) {
     if (!job->running) idist__xla_worker_free(x, job);
 }
 
-// Detaches a job from its call, but leaves the program in x->ordered if the members have agreed on
-// its place: the devices of the other members wait for the program, without a deadline. The worker
-// runs the program and drops the result. Returns false if the job is no such program.
+// If the members have agreed on the place of a job's program, detaches the job from its call, but
+// leaves the program in x->ordered: the devices of the other members wait for it, without a
+// deadline. The worker runs the program and drops the result. Otherwise changes nothing and returns
+// false.
 static bool idist__xla_worker_orphan(const idist__xla *x, idist__xla_job *job) {
     const idist__xla_job *ordered = x->ordered;
 
@@ -108,8 +109,8 @@ static bool idist__xla_worker_fetch(idist__xla *x, idist__xla_job *job) {
     return idist__xla_worker_get(x, job->recv, job->recv_copy, job);
 }
 
-// Copies into `whole`, which has the buffer's contents, the parts that a staged call has written. A
-// bool must be 0 or 1 on the device, so any other byte becomes 1.
+// Copies the parts that a staged call has written into `whole`, which holds the buffer's contents.
+// A bool must be 0 or 1 on the device, so any other byte becomes 1.
 static void idist__xla_worker_merge(const idist__xla_job *job, char *whole) {
     bool is_bool = job->recv->type == IDIST__PJRT_BOOL;
     size_t k;

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# optimizer.sh - checks that every header compiles without a warning at the optimization levels and
-# with LTO, as C and as C++. Some warnings need gcc's optimizer: -Wmaybe-uninitialized,
-# -Warray-bounds, -Wstringop-overflow, and the warnings of LTO. The optimizer is the same for C and
-# C++, so g++ compiles only one level.
+# optimizer.sh - checks that the headers compile without a warning at -O2 as C and at -O3 as C++.
+# With IDIST_TEST_FULL=1, compiles at every level and with LTO, with each compiler. Some warnings
+# need gcc's optimizer: -Wmaybe-uninitialized, -Warray-bounds, -Wstringop-overflow, and the warnings
+# of LTO. The optimizer is the same for C and C++, so by default each compiles one level.
 #
 # Other scripts cover the remaining levels. Most tests are linked with idist.h compiled at -O1, and
 # make compiles that object with the same warnings. Hardly any of clang's warnings need its
 # optimizer, and compile.sh and bits32.sh compile the headers at -O0 with each compiler. vendor.sh
 # compiles idist.h alone with the same warnings, with gcc at -O3, and with both compilers at -Os and
-# with LTO. IDIST_TEST_FULL=1 compiles at all levels with each compiler.
+# with LTO.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -18,7 +18,7 @@ limit=200
 
 # All headers are in one file, because most of the time goes into idist.h, which each of them
 # includes. The other code in the file affects inlining, so at -O3, which inlines most, idist.h is
-# compiled alone as well.
+# compiled alone as well, by vendor.sh and here with IDIST_TEST_FULL=1.
 printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n%s\n' \
     'int main(void) { return idist_get_rank(); }' >"$WORK/alone.c"
 headers="idist.h idist_train.h idist_xla.h"

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # single.sh - tests idist.h as a single file (make single) and the archive that contains it (make
-# dist). Two archives must be identical, and the files inside must need no other files. The README's
-# first program, the examples and some tests of tests/dist must compile and run with them.
-# shellcheck source=tests/lib/tap.sh
+# dist). Archives made from two clones must be identical, and the files inside must need no other
+# files. The README's first program and some tests of tests/dist must compile and run with them. The
+# C examples must compile and link, and two of them must run. shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 
-# Makes two clones with different names, ages and permissions. The archive must not show from which
-# clone it comes.
+# Copies the sources to a folder, with the given mode and date. Two such clones differ in name, age
+# and permissions. An archive must not show from which clone it comes.
 clone() { # FOLDER MODE DATE
     mkdir "$WORK/$1"
     cp -r Makefile LICENSE src tools idist*.h idist.hpp "$WORK/$1/"
     chmod "$2" "$WORK/$1"/*.h "$WORK/$1/LICENSE"
     find "$WORK/$1" -exec touch -d "$3" {} +
 }
-# Packs a clone, whose built files also have a different age.
+# Packs a clone. Changes the dates of the built files as well, so that these also differ between two
+# clones.
 dist() { # FOLDER DATE
     ok_run 0 "make single, $1 clone" 100 make -s -C "$WORK/$1" single BUILD=build
     touch -d "$2" "$WORK/$1"/build/single/*
@@ -76,7 +77,7 @@ mkdir "$SINGLE/examples" # the examples include ../idist.h
 cp -r examples/*.[ch] examples/lib examples/apps "$SINGLE/examples/"
 ln -s "$ROOT/examples/data" "$SINGLE/examples/data"
 
-# Starts everything that compiles, in parallel.
+# Starts all compilations, in parallel.
 strict="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
 languages="gcc:c99:c clang:c11:c g++:c++11:c++ clang++:c++20:c++"
 for entry in $languages; do
@@ -96,8 +97,8 @@ for source in "$SINGLE"/examples/[0-9]*.c "$SINGLE"/examples/apps/*/main.c; do
     name=$(basename "${source%/main.c}" .c)
     [[ $name == *_mpi || $name == *_gpu_* || $name == *_xla_* ]] && continue # other headers
     names="$names $name"
-    flags=-D_GNU_SOURCE # examples link with one copy of the implementation
-    [ "$name" = cifar10 ] && flags=-DIDIST_IMPLEMENTATION # uses <time.h> of the implementation
+    flags=-D_GNU_SOURCE # without the implementation, which link() adds
+    [ "$name" = cifar10 ] && flags=-DIDIST_IMPLEMENTATION # which includes <time.h> for cifar10
     later "$name" 100 cc "${NOT_OPTIMIZED[@]}" $flags -Wall -Wextra -Werror \
         -c "$source" -o "$WORK/$name.o"
 done

@@ -21,8 +21,8 @@ static void new_group(idist_group *world, int rank, int n, void *arg) {
     rank_check(idist_group_rank(world) == rank && idist_group_size(world) == n,
                "rank %d: world is %d of %d", rank, idist_group_rank(world),
                idist_group_size(world));
-    // idist_new_group takes ranks of the default world. These worlds come from idist_open, so the
-    // test uses idist_split.
+    // idist_new_group takes ranks of the default world. The worlds of this test come from
+    // idist_open, so the test uses idist_split.
     bool inside = rank == 0 || rank == 2 || rank == 4;
     rank_ok(rank, idist_split(world, inside ? 1 : -1, rank, &g));
     rank_check(g != NULL, "rank %d: everyone gets a group", rank);
@@ -155,7 +155,8 @@ static void by_members(idist_group *world, int rank, int n, void *arg) {
     int32_t x = -1, y = rank;
     idist_opts async = opts_async(world, &r);
     (void)arg;
-    // This receive must get only messages of the program.
+    // This receive must match only messages that the program sends, and none that idist sends to
+    // make a group.
     rank_ok(rank, idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &async));
     for (int k = n - 1; k >= 0; k--)
         if (k % 2 == rank % 2) list[count++] = k;
@@ -184,7 +185,8 @@ static void by_members(idist_group *world, int rank, int n, void *arg) {
     for (int k = 0; k < n; k++) list[k] = k;
     rank_ok(rank, idist_new_group_by_members(world, list, n, 3, &g[0]));
     check_members(rank, g[0], list, n);
-    rank_ok(rank, idist_split(world, 0, 0, &inner)); // the ranks agree on the number of groups
+    // The split succeeds although the ranks have made different numbers of groups.
+    rank_ok(rank, idist_split(world, 0, 0, &inner));
     check_members(rank, inner, list, n);
     rank_ok(rank, idist_free_group(&inner));
     rank_ok(rank, idist_free_group(&g[0]));
@@ -301,9 +303,9 @@ static void split_started(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&between));
 }
 
-// Waits for a split and an earlier request with idist_wait_all. The earlier request waits for a
-// rank that needs the split first, so idist_wait_all must make progress on the split. The result
-// must still be the failure with the lowest index.
+// Waits for a split and three receives with idist_wait_all. One receive waits for a rank that needs
+// the split first, so idist_wait_all must make progress on the split. Two receives time out, and
+// the result must be the failure with the lower index, although the other one fails first.
 static void split_beside_receive(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
     idist_request r[4];
@@ -459,9 +461,9 @@ static void freed_with_messages(idist_group *world, int rank, int n, void *arg) 
     free(x);
 }
 
-// Runs every collective that proceeds host by host. The group has all ranks except the last, in an
-// order that differs from the world's. In some of these groups the blocks of each host are
-// contiguous, in others they are not. Sums of small integers are exact.
+// Runs every collective that works in two levels, inside hosts and between them. The group has all
+// ranks except the last, usually in an order that differs from the world's. In some groups the
+// ranks of each host are consecutive, in others they are not. Sums of small integers are exact.
 static void by_host(idist_group *g, int rank, int n) {
     idist_opts o = opts_of(g);
     int r = idist_group_rank(g);

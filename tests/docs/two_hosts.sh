@@ -19,7 +19,7 @@ part() {
         inside && /^#/ { mine = $0 == text; next }
         inside && mine { print }' README.md
 }
-part "once (scp -p copies the file)" >"$WORK/once.sh"
+part "once, on node0; then scp -p copies the file to node1" >"$WORK/once.sh"
 for h in 0 1; do part "on node$h" >"$WORK/node$h.sh"; done
 for file in once node0 node1; do
     [ -s "$WORK/$file.sh" ]

@@ -1,5 +1,5 @@
-// [base:hash] and [net:auth]: checks published test vectors, handshakes in which each bit is
-// changed in transit, and how long an unauthenticated client may wait.
+// [base:hash] and [net:auth]: checks published test vectors, handshakes in which one bit is changed
+// in transit (each bit in turn), and how long an unauthenticated client may stay pending.
 #define IDIST_IMPLEMENTATION
 #define IDIST_NO_RING // compiles in half the time
 #include "idist.h"
@@ -58,9 +58,10 @@ static void vectors(void) {
            "HMAC, case 3");
 }
 
-// Result of a handshake through a man in the middle. The man in the middle changes bit `flip` of
-// all bytes that pass, counted over both directions, or no bit if `flip` is -1. It stops forwarding
-// after `cut` bytes. The flags say which end accepted the other.
+// Result of a handshake through a man in the middle. The man in the middle flips one bit: number
+// `flip` in the sequence of all bytes that pass in either direction. If `flip` is -1, no bit is
+// flipped. It forwards no read that would pass more than `cut` bytes in total. The flags say which
+// end accepted the other.
 typedef struct talk {
     bool client_sure, server_sure;
     idist_status client, server;
@@ -205,7 +206,7 @@ int main(void) {
         t = handshake(key, key, 7, 7, flip, SIZE_MAX);
         if (t.client_sure && t.server_sure) wrong++;
         if (flip / 8 < 64 + 96 && (t.client_sure || t.server_sure))
-            wrong++; // the end that is asked first must not accept it
+            wrong++; // a change in a hello or in the first tag: both ends refuse
     }
     tap_is(wrong, 0, "each of the 1536 bits changed: never accepted");
     for (size_t cut = 0; cut < 192; cut++) {

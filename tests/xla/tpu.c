@@ -52,7 +52,7 @@ int main(void) {
     is_set("CLOUD_TPU_TASK_ID", "2");
 
     // A second world, in this process or in a process that it starts, replaces the variables that
-    // idist has set. IDIST_TPU_VARIABLES marks them, here all six.
+    // idist has set. IDIST_TPU_VARIABLES is a bit mask of these variables: here all six, or 63.
     fill(&w, nodes, 1, 8, 3);
     tap_ok(idist__tpu_set_variables(&w, 3, why, sizeof why), "then one host with eight chips");
     is_set("TPU_VISIBLE_CHIPS", "3");

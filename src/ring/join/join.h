@@ -13,7 +13,7 @@
 // The ranks write the following into the store, in this order; R is a rank. All names without
 // `idist/` begin with a prefix that no other world uses.
 //
-//   idist/ranks store in a file: were ranks given? (rank 0)     idist__draw_check_given
+//   idist/ranks whether ranks were given (only in a file)       idist__draw_check_given
 //   idist/R     number of worlds that rank R has opened here    idist__join_store_open
 //   job         number of the job, number of ranks (rank 0)     idist__records_agree_on_job
 //   node/R      the record of rank R                            idist__records_exchange
@@ -213,8 +213,8 @@ static void idist__join_end(idist__join *j) {
     }
 }
 
-// Warns of a memory limit under which this rank may fail to join or to share memory, because the
-// error text of another rank could not name this limit.
+// Warns if a memory limit may keep this rank from joining or from sharing memory. The warning is
+// needed because the error texts of other ranks cannot name the limit.
 static void idist__join_warn_of_limit(idist__world *w) {
     size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
     char limit[160];
