@@ -12,7 +12,7 @@
 //     FAKE_PJRT_ON=n            ... and cause the faults below, only on process n (default: all)
 //     FAKE_PJRT_FAULT=fail      running a program fails
 //     FAKE_PJRT_FAULT=late      a program fails after it has begun
-//     FAKE_PJRT_FAULT=slow      running a program takes two seconds
+//     FAKE_PJRT_FAULT=slow      running a program takes 1.5 seconds
 //     FAKE_PJRT_FAULT=hang      running a program never ends
 //     FAKE_PJRT_FAULT=die       the process kills itself while it runs a program
 //     FAKE_PJRT_AFTER=n         the fault happens after n programs (default 0)
@@ -414,7 +414,7 @@ static void *commit_fault(bool *fails_late) {
     if (!fault || !is_chosen() || number < (after ? atoi(after) : 0)) return NULL;
     if (!strcmp(fault, "fail")) return error_of("INTERNAL: the chip is on fire");
     *fails_late = !strcmp(fault, "late");
-    if (!strcmp(fault, "slow")) usleep(2000000);
+    if (!strcmp(fault, "slow")) usleep(1500000);
     if (!strcmp(fault, "die")) kill(getpid(), SIGKILL);
     while (!strcmp(fault, "hang")) pause();
     return NULL;
