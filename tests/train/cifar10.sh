@@ -74,7 +74,7 @@ awk -F, '$2 == 3 { n[$3]++ }
                  n["test/accuracy"] && n["test/loss"]) }' "$OUT/scalars.csv"
 ok $? "the curves of three epochs" || diag <"$OUT/scalars.csv"
 refused "2 ranks: another start into that folder" \
-    "$OUT has .*training_.*--resume_from latest.*another --output_path" \
+    "$OUT already holds .*training_.*--resume_from latest.*another --output_path" \
     "${SMALL[@]}" --nproc_per_node 2
 ok $(($(grep -c resume_from "$WORK/log") != 1)) "2 ranks: once" || diag <"$WORK/log"
 rm -rf "$OUT"

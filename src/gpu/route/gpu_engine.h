@@ -41,6 +41,9 @@
 
 // Passes to the host's backend a call on host memory that had to wait for earlier calls.
 static void idist__gpu_engine_host_part(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+
+    if (op->user.used) t->call.u.user = &op->user;
     t->state = IDIST__TASK_ON_HOST;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
     idist__gpu_of(t->group->w)->host_backend->start(t);
