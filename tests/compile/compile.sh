@@ -262,8 +262,9 @@ done
 # every language standard, with the implementation in a separate file
 #------------------------------------------------------------------------------
 
-standards="gcc:c99:c gcc:c11:c gcc:gnu17:c clang:c99:c clang:c11:c clang:gnu17:c
-    g++:c++11:cpp g++:c++20:cpp clang++:c++11:cpp clang++:c++20:cpp"
+standards="gcc:c99:c gcc:gnu17:c clang:c99:c clang:gnu17:c g++:c++11:cpp g++:c++20:cpp
+    clang++:c++11:cpp clang++:c++20:cpp"
+[ "${IDIST_TEST_FULL:-0}" != 1 ] || standards="$standards gcc:c11:c clang:c11:c"
 
 build_standard() { # build_standard COMPILER STD EXTENSION
     have "$1" || return
@@ -458,7 +459,7 @@ wait
 for_standards standard
 for_arrangements arrangement
 library gcc c99 c gcc c11 c
-library gcc c11 c g++ c++11 cpp
+library gcc gnu17 c g++ c++11 cpp
 library clang c99 c clang++ c++20 cpp
 library g++ c++11 cpp g++ c++20 cpp
 for source in examples/0[1-4]_*.c; do example "$source"; done

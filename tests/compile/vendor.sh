@@ -23,15 +23,16 @@ warn="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
 plan="gcc c -Os
 gcc c -O3 -march=native
 gcc c -O2 -flto
-gcc c -O1 -fstack-protector-strong -D_FORTIFY_SOURCE=2 -fPIE -pie -Wl,-z,relro,-z,now
 gcc c fast -fsanitize=address,undefined -fno-sanitize-recover=all
 gcc c fast -fsanitize=thread
 gcc c fast -ffunction-sections -fdata-sections -Wl,--gc-sections
 gcc c fast -static
 clang c -Os
-clang c -O2 -flto
 g++ cpp fast -std=c++11 -fno-exceptions -fno-rtti
 clang++ cpp fast -std=c++20 -fno-exceptions -fno-rtti"
+[ "${IDIST_TEST_FULL:-0}" != 1 ] || plan="$plan
+gcc c -O1 -fstack-protector-strong -D_FORTIFY_SOURCE=2 -fPIE -pie -Wl,-z,relro,-z,now
+clang c -O2 -flto"
 
 flags_of() { # FLAGS: prints the flags, one per line
     local flag

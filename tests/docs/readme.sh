@@ -2,9 +2,9 @@
 # readme.sh [PAGE...] - checks that the programs and commands of the given pages do what the pages
 # say. The default is README.md and all pages of docs/.
 #
-# Every ```c or ```cpp block that contains "int main" is a program. The script compiles it with
-# -DIDIST_IMPLEMENTATION, unless the block defines the macro itself. There must be no warning. A
-# comment directly before a block gives further instructions:
+# Every ```c or ```cpp block that contains "int main" is a program. The script compiles it, with an
+# object of the implementation unless the block defines IDIST_IMPLEMENTATION or uses an optional
+# backend. There must be no warning. A comment directly before a block gives further instructions:
 #
 #     <!-- test: run, expect "reduced: 3" -->       run the program too; the output must contain the
 #                                                   text
@@ -29,6 +29,8 @@ compile_once
 cp "$ROOT"/idist*.h "$ROOT/idist.hpp" "$WORK"/
 ln -s "$ROOT"/{examples,tests,tools,Makefile} "$WORK"/
 ln -s "$ROOT" "$WORK/idist"
+ok_run 0 "the implementation" 60 sh -c "cd '$WORK' && cc -w ${NOT_OPTIMIZED[0]} \
+    '${NOT_OPTIMIZED[1]}' -DIDIST_IMPLEMENTATION -x c -c idist_train.h -o idist_train.o"
 
 # Writes one file per fenced block, LINE.LANGUAGE, and a file LINE.test with the words of the
 # comment before the block.
@@ -117,19 +119,23 @@ check_expected() { # NAME WORDS
 }
 
 test_program() { # BLOCK NAME WORDS
-    local block=$1 name=$2 words=$3 file compiler=cc flags=-DIDIST_IMPLEMENTATION
+    local block=$1 name=$2 words=$3 file compiler=cc flags=-DIDIST_IMPLEMENTATION object=
     file=$(word file "$words" | head -n 1)
     file=${file:-block_$(basename "$block")}
     case $block in *.cpp) compiler=c++ ;; esac
     cp "$block" "$WORK/$file"
-    grep -q 'define IDIST_IMPLEMENTATION' "$block" && flags=
+    if grep -q 'define IDIST_IMPLEMENTATION' "$block"; then
+        flags=
+    elif ! grep -qE 'include "idist_(mpi|nccl|xla)' "$block"; then
+        flags='' object=idist_train.o # the same implementation, compiled once
+    fi
     command -v $compiler >/dev/null || {
         skip "$name: compiles" "no $compiler here (apt-get install g++)"
         return
     }
     ok_run 0 "$name: compiles" 120 sh -c \
         "cd '$WORK' && $compiler ${NOT_OPTIMIZED[0]} '${NOT_OPTIMIZED[1]}' -Wall -Wextra $flags \
-        '$file' -o '${file%.*}.out'" || return
+        '$file' $object -o '${file%.*}.out'" || return
     ok "$(wc -l <"$WORK/log")" "$name: without a warning" || head -n 15 "$WORK/log" | diag
     has run "$words" || return
     ok_run 0 "$name: runs" 60 sh -c "cd '$WORK' && './${file%.*}.out'" || return

@@ -60,7 +60,7 @@ case ${IDIST_TEST_FULL:-0}-$LIBRARY in
     whole=0 most=3
     TESTS=${TESTS:-"all_reduce ops dtypes p2p cancel requests stress mismatch late abort"} ;;
 esac
-[ "${IDIST_TEST_FULL:-0}" = 1 ] || export IDIST_TEST_THIN=${IDIST_TEST_THIN:-2}
+[ "${IDIST_TEST_FULL:-0}" = 1 ] || export IDIST_TEST_THIN=${IDIST_TEST_THIN:-4}
 RANKS=${RANKS:-$most}
 [ -n "${ONLY_LIFE:-}" ] && TESTS=
 
