@@ -56,10 +56,10 @@ WHO IS A RANK
     threads     one process opens a world per thread (idist_open), and its devices are divided among
                 the threads. XLA's CPU plug-in has as many devices as IDIST_XLA_CPU_DEVICES says.
 
-    A rank has the device local rank modulo the number of devices of its process. desc.device or
-    IDIST_DEVICE overrides that: "tpu:1" is the second TPU of the process, "xla:1" its second
-    device, and "cpu" means no device. idist_device() returns the number that the plug-in gives the
-    device.
+    A rank uses the device whose index is its local rank modulo the number of devices of its
+    process. desc.device or IDIST_DEVICE overrides that: "tpu:1" is the second TPU of the process,
+    "xla:1" its second device, and "cpu" means no device. idist_device() returns the number that the
+    plug-in gives the device.
 
 HOW DEVICE MEMORY TRAVELS
 
@@ -783,7 +783,8 @@ static bool idist__tpu_set_variables(const idist__world *w, int chip, char *why,
 //
 // libtpu is loaded only on a machine with a TPU chip: see xla/tpu.h.
 
-// Loads the library that the user names, or libtpu. Returns NULL with the reason in `why`.
+// Loads the library that the user names, or libtpu. Returns the library's handle, or NULL with the
+// reason in `why`.
 static void *idist__pjrt_load_library(char *why, size_t capacity) {
     const char *file = idist__os_env("IDIST_XLA_LIB");
     void *library = NULL;

@@ -56,10 +56,10 @@ WHO IS A RANK
     threads     one process opens a world per thread (idist_open), and its devices are divided among
                 the threads. XLA's CPU plug-in has as many devices as IDIST_XLA_CPU_DEVICES says.
 
-    A rank has the device local rank modulo the number of devices of its process. desc.device or
-    IDIST_DEVICE overrides that: "tpu:1" is the second TPU of the process, "xla:1" its second
-    device, and "cpu" means no device. idist_device() returns the number that the plug-in gives the
-    device.
+    A rank uses the device whose index is its local rank modulo the number of devices of its
+    process. desc.device or IDIST_DEVICE overrides that: "tpu:1" is the second TPU of the process,
+    "xla:1" its second device, and "cpu" means no device. idist_device() returns the number that the
+    plug-in gives the device.
 
 HOW DEVICE MEMORY TRAVELS
 

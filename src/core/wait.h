@@ -1,9 +1,9 @@
 // core/wait.h: waiting for a task: poll, drive or follow
 //
-// A caller first polls the backend for a short time. If no thread drives the backend after that,
-// the caller drives it: the caller runs the timers and sleeps in the backend. Otherwise the caller
-// follows: it sleeps on w->changed until the driver has completed the caller's task or stops
-// driving. The lock is held throughout, except while the thread sleeps or yields.
+// If no thread drives the backend, a caller polls the backend for a short time, and then drives it:
+// the caller runs the timers and sleeps in the backend. If a thread drives already, the caller
+// follows without polling: it sleeps on w->changed until the driver has completed the caller's task
+// or stops driving. The lock is held throughout, except while the thread sleeps or yields.
 //
 //     idist__wait_task -> idist__wait_until -> idist__wait_polls ... idist__wait_turn
 //                                                                       -> idist__timer_run
@@ -55,10 +55,11 @@ static void idist__wait_turn(idist__world *w, idist__driver driver) {
 // Returns true if the caller should poll once more, after a short break, or false if it should
 // sleep.
 //
-// With a core for each rank, the caller polls for at most w->wait.spin_budget_ns. A wait that ends
-// in sleep halves this budget, and any other wait doubles it, up to w->wait.spin_ns. With fewer
-// cores, the caller yields its core to the other ranks a bounded number of times before it sleeps.
-// Yielding comes first because a wake-up costs as much as dozens of yields.
+// With a core for each rank, the caller polls for at most w->wait.spin_budget_ns. Of the waits that
+// take at least 16 turns, one that ends in sleep halves this budget, and any other doubles it,
+// within w->wait.spin_ns / 32 and w->wait.spin_ns. With fewer cores, the caller yields its core to
+// the other ranks a bounded number of times before it sleeps. Yielding comes first because a
+// wake-up costs as much as dozens of yields.
 static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
     int64_t now;
 

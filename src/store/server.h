@@ -287,7 +287,8 @@ static bool idist__server_write(idist__server_client *client) {
     return true;
 }
 
-// Accepts connections as long as there is a free slot for a handshake.
+// Accepts connections as long as there is a slot for a handshake. The slot is free, or holds a
+// connection to evict, which is closed after the new connection has been accepted.
 static void idist__server_accept(idist__server *server) {
     idist__handshake *handshake;
 

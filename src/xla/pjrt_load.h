@@ -14,7 +14,8 @@
 #include "xla/pjrt.h"
 #include "xla/tpu.h"
 
-// Loads the library that the user names, or libtpu. Returns NULL with the reason in `why`.
+// Loads the library that the user names, or libtpu. Returns the library's handle, or NULL with the
+// reason in `why`.
 static void *idist__pjrt_load_library(char *why, size_t capacity) {
     const char *file = idist__os_env("IDIST_XLA_LIB");
     void *library = NULL;

@@ -323,7 +323,8 @@ static int no_room_at_all(void) {
     return idist_finalize() != IDIST_OK;
 }
 
-// Returns true if every byte above 0x7f belongs to a complete character of two bytes.
+// Returns true if every byte above 0x7f belongs to a complete 0xc3 0xa9, the only such character in
+// these tests.
 static bool is_utf8(void) {
     const unsigned char *p = (const unsigned char *)text;
     for (; *p; p++)

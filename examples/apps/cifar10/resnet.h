@@ -322,8 +322,9 @@ static void add_units(net *n, int blocks, int width, int side) {
     add_param(n, CLASSES);
 }
 
-// Draws the weights from a uniform distribution with variance 2 / taps (He et al. 2015). The relus
-// leave half of this variance. Sets scales to 1 and shifts to 0.
+// Draws the weights from a uniform distribution with variance 2 / taps (He et al. 2015). The factor
+// 2 makes up for the relus, each of which halves the mean square of the values that pass through
+// it. Sets scales to 1 and shifts to 0.
 static void initialise(net *n, uint64_t seed) {
     for (int i = 0; i < n->n_params; i++) {
         float *p = values(n, i);
@@ -418,7 +419,8 @@ static void gather(const net *n, const unit *u, const float *in, int row, int ro
                 }
 }
 
-// Adds each value of col to the input from which gather copied it.
+// Adds each value of col, now a gradient, to the element of the input's gradient at the position
+// from which gather reads.
 static void scatter(const net *n, const unit *u, float *col, int row, int rows, float *in) {
     int side = u->side, stride = u->stride;
     for (int c = 0; c < u->from; c++)
