@@ -5167,8 +5167,7 @@ static idist_status idist__powersgd_finish(idist_bucket *b, void *arg) {
 
 // train/compress/on_device.h: compressed buckets, by kernels on the device
 //
-// The kernels of gpu/ipc/ compress F32 buckets. They give the same bits as the host, provided that
-// the host's compiler does not contract products and sums into fused multiply-adds.
+// The kernels of gpu/ipc/ compress F32 buckets. They give the same bits as the host.
 
 #ifdef IDIST_NCCL_H
 static idist_status idist__on_device_convert(const idist_bucket *b, int kernel_op, const void *in,

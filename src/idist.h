@@ -312,8 +312,8 @@ ERRORS
 
     A deadlock of two ranks is also a mismatch: calls on different groups, a receive against a
     collective, two sends, or two receives. Longer cycles, and calls on two groups over several
-    hosts, may end only by the time-out. If a message has another dtype than the receive expects,
-    only the receive fails, and the group remains usable.
+    hosts, may end only by the time-out. If the dtype of a message is not the one that the receive
+    expects, only the receive fails, and the group remains usable.
 
 TIME-OUTS AND ABORT
 
@@ -363,10 +363,12 @@ THREADS
 MEMORY
 
     desc.allocator provides all memory except the memory from idist_alloc, shared memory, the
-    buffers and programs of idist_xla.h, the handles of worlds and groups, and a few short-lived
-    buffers. Handles of closed worlds (up to 16) and of their groups (up to 256) are kept, about 340
-    KiB in all. That is why a call with a stale handle returns IDIST_ERR_STATE (see idist_close). In
-    a shared library, the handles are kept until it is unloaded.
+    buffers and programs of idist_xla.h, some records of idist_nccl.h, timelines, the handles of
+    worlds and groups, and a few short-lived buffers. idist_train.h uses malloc, except where a desc
+    of idist_train.h has an allocator. Handles of closed worlds (up to 16) and of their groups (up
+    to 256) are kept, about 340 KiB in all. That is why a call with a stale handle returns
+    IDIST_ERR_STATE (see idist_close). In a shared library, the handles are kept until it is
+    unloaded.
 
     A ring world takes 32 KiB, and another 32 KiB per rank. Messages that arrive before their
     receive take up to 2 MiB per rank (5 MiB if they are all empty, for the records of the

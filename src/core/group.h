@@ -176,8 +176,7 @@ static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 
     if (g->status == IDIST_OK || g->failure_flushed || w->wait.driver != IDIST__DRIVER_NONE) return;
-    if (w->progress.stops)
-        return; // the closing thread delivers the reason and does not wait for us here
+    if (w->progress.stops) return; // the closing thread delivers the reason
     g->failure_flushed = true;
     w->wait.driver = IDIST__DRIVER_CALLER;
     w->backend->flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));

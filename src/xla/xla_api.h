@@ -221,7 +221,7 @@ idist_status idist_xla_buffer_adopt(void *pjrt_buffer, idist_group *group,
     status = idist__xla_api_describe(home, pjrt_buffer, &shape);
     if (status == IDIST_OK && shape.device != device)
         status = idist__fail(IDIST_ERR_ARG,
-                             "xla_buffer_adopt: the buffer is on another device than this rank");
+                             "xla_buffer_adopt: the buffer is not on the device of this rank");
     if (status == IDIST_OK)
         status = idist__xla_api_enter_buffer(home, &shape, pjrt_buffer, "xla_buffer_adopt", buffer);
     idist__os_mutex_unlock(&g->w->lock);

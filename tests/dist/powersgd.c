@@ -1,7 +1,7 @@
 // powersgd.c - gradients sent as products of thin matrices.
 //
 // Compares the gradients with the results of torch's PowerSGD hooks (tests/data/powersgd.txt, made
-// by the script beside it). Also tests a training, the number of bytes sent, gradients that are
+// by the script beside it). Also tests a training run, the number of bytes sent, gradients that are
 // zero or not finite, uneven inputs, and wrong descriptions.
 #include <sys/types.h>
 

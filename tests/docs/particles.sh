@@ -104,8 +104,8 @@ ok $((added > MAX_LINES || added == 0)) "the difference is $added lines, at most
 awk '/^```diff$/ { inside = 1; next } /^```/ { inside = 0 } inside' docs/examples.md >"$WORK/shown"
 diff "$WORK/difference" "$WORK/shown" >"$WORK/diff"
 ok $? "docs/examples.md shows it" || diag <"$WORK/diff"
-grep -q "^A simulator of $(wc -l <$BEFORE) lines" docs/examples.md &&
-    grep -q "by $added lines" docs/examples.md &&
+grep -q "^Only $added lines and an include turn a simulator of $(wc -l <$BEFORE) lines" \
+    docs/examples.md &&
     grep -q "the difference, which is $added lines" $AFTER
 ok $? "docs/examples.md and the head say how long they are"
 done_testing

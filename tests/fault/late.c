@@ -141,9 +141,9 @@ static void left_is_not_missing(idist_group *world, int rank, int n, void *arg) 
     }
 }
 
-// The rank whose barrier times out first. Each rank receives messages only from its neighbor, so
-// this rank may never have received a message from the missing rank. The error text must still name
-// the last call that the missing rank must have reached.
+// The rank whose barrier times out first. In an all_reduce of three ranks, rank 1 receives only
+// from rank 0, so rank 1 may never have received a message from rank 2, the missing rank. The error
+// text must still name the last call that the missing rank must have reached.
 typedef struct speaker {
     int rank;    // the rank whose time-out comes first
     int is_over; // atomic

@@ -1,4 +1,4 @@
-// scalars.c - adds scalars to a summary, as a training does, and prints the added scalars
+// scalars.c - adds scalars to a summary, as a training run does, and prints the added scalars
 //
 //     scalars FOLDER FIRST COUNT      steps FIRST, FIRST + 1, ... of each tag
 //

@@ -1,5 +1,6 @@
-// [base:hash] and [net:auth]: checks published test vectors, handshakes in which one bit is changed
-// in transit (each bit in turn), and how long an unauthenticated client may stay pending.
+// auth: base/hash.h, net/auth.h and net/pending.h. Tests published test vectors, handshakes in which
+// one bit is changed in transit (each bit in turn), and how long an unauthenticated client may stay
+// pending.
 #define IDIST_IMPLEMENTATION
 #define IDIST_NO_RING // compiles in half the time
 #include "idist.h"

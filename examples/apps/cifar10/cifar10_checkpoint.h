@@ -40,7 +40,7 @@ static int save(const progress *p, const char *prefix, int keep, double score) {
     return 0;
 }
 
-// Saves the checkpoint from which a training resumes. Collective.
+// Saves the checkpoint from which a training run resumes. Collective.
 static int save_latest(const progress *p) {
     return save(p, "training", 1, (double)p->at.iteration);
 }
@@ -68,9 +68,9 @@ static int load(progress *p, const char *path) {
     return 0;
 }
 
-// Resumes from --resume_from, or starts from the beginning. In a new training, the folder must not
-// hold another training. If that training had better checkpoints, they would be kept instead of the
-// new checkpoints. Returns 0, or 2 after an error. Collective.
+// Resumes from --resume_from, or starts from the beginning. A new run needs a folder
+// without the checkpoints of another run. If those had better scores, they would be kept instead of
+// the new checkpoints. Returns 0, or 2 after an error. Collective.
 static int progress_resume(progress *p) {
     idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = "training"};
     bool latest = cfg.resume_from && !strcmp(cfg.resume_from, "latest");
@@ -85,7 +85,7 @@ static int progress_resume(progress *p) {
     if (latest) return load(p, found);
 
     return refuse(
-        "%s already holds a training, %s: continue it with --resume_from latest, or give another "
+        "%s already holds a checkpoint, %s: continue with --resume_from latest, or give another "
         "--output_path",
         cfg.output_path, found);
 }

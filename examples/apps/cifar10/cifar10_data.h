@@ -236,8 +236,8 @@ typedef struct placement {
 
 // Returns the placement of an image. With augmentation, the image moves by up to an eighth of its
 // side. The placement depends only on seed, epoch and index. Every rank and thread therefore sees
-// the same image, and a training can be repeated on a different number of ranks. (A program that
-// wants different random numbers on each rank seeds its generator with idist_auto_seed.)
+// the same image, and a training run can be repeated on a different number of ranks. (A program
+// that wants different random numbers on each rank seeds its generator with idist_auto_seed.)
 static placement place_image(source *s, size_t index) {
     int reach = s->set.side / 8;
     uint64_t state = s->seed * 7919u + atomic_load(&s->epoch) * 1000003u + index;

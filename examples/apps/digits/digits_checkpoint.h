@@ -1,4 +1,4 @@
-// digits_checkpoint.h - the checkpoint file, from which a training resumes
+// digits_checkpoint.h - the checkpoint file, from which a training run resumes
 #ifndef EXAMPLES_DIGITS_CHECKPOINT_H
 #define EXAMPLES_DIGITS_CHECKPOINT_H
 

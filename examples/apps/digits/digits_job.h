@@ -7,7 +7,7 @@
 
 enum { DEFAULT_EPOCHS = 30, DEFAULT_BATCH = 64 };
 
-// State from which a training resumes. The shuffles depend only on seed and epoch, so the state
+// State from which a training run resumes. The shuffles depend only on seed and epoch, so the state
 // does not include them.
 typedef struct job_state {
     int64_t done; // epochs completed
@@ -99,8 +99,8 @@ static inline bool job_input(job *j, const char *program) {
     return false;
 }
 
-// Returns a hash of everything that makes two trainings the same: seed, epochs, batch and training
-// images.
+// Returns a hash of everything that makes two training runs the same: seed, epochs, batch and
+// training images.
 static inline uint64_t job_fingerprint(const job *j) {
     uint64_t numbers[3];
 

@@ -1,7 +1,6 @@
 // train/compress/on_device.h: compressed buckets, by kernels on the device
 //
-// The kernels of gpu/ipc/ compress F32 buckets. They give the same bits as the host, provided that
-// the host's compiler does not contract products and sums into fused multiply-adds.
+// The kernels of gpu/ipc/ compress F32 buckets. They give the same bits as the host.
 #pragma once
 
 #include "train/compress/tensor_memory.h"
