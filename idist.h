@@ -10627,9 +10627,9 @@ enum { IDIST__RANK_DRAWN = -1 }; // stands for a rank to be assigned, see launch
 // Values of IDIST_TRANSPORT, in the order of the names in idist__config_choices.
 enum { IDIST__TRANSPORT_AUTO, IDIST__TRANSPORT_SOCKET, IDIST__TRANSPORT_TCP };
 
-// The algorithm of a collective. The setting IDIST_ALGO, the fingerprints of calls and the table in
-// ring/algo/ (ring/algo/choose.h) all use these numbers. Only the algorithms up to REMOTE can be
-// set.
+// The algorithm of a collective. The setting IDIST_ALGO (in the order of the names in
+// idist__config_choices), the fingerprints of calls, and the functions that choose an algorithm
+// (ring/algo/choose.h) use these numbers. Only the algorithms up to REMOTE can be set.
 typedef enum idist__algorithm {
     // The default setting: choose by operation and size. In a call: none of the algorithms below.
     IDIST__ALGO_AUTO,
@@ -19217,7 +19217,7 @@ struct idist_workers {
     int running;
     int64_t decide_ns; // time by which the first failure is decided
     int64_t signal_ns; // time of the next signal
-    int64_t arrive_ns; // time by which every executed worker must have arrived
+    int64_t arrive_ns; // time by which every worker started by exec must have arrived
     idist__worker_stage stage;
     int grace_ms;
     bool keep_going;
@@ -19466,7 +19466,7 @@ static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
 //     idist__watch_turn
 //       idist__watch_reap     reaps workers that have ended
 //       idist__watch_judge    decides which failure came first
-//       idist__watch_expect   kills executed workers that do not arrive in time
+//       idist__watch_expect   kills workers started by exec that do not arrive in time
 //       idist__watch_end      after a failure: grace, SIGTERM, 400 ms, SIGKILL
 
 static bool idist__watch_has_failed(const idist_workers *spawn, int i) {
@@ -19532,8 +19532,8 @@ static void idist__watch_signal(idist_workers *spawn, int signal_number) {
     for (i = 0; i < spawn->n; i++) idist__watch_signal_one(&spawn->workers[i], signal_number);
 }
 
-// Kills the executed workers that have not reached their call of idist_spawn in time. Otherwise the
-// parent would wait forever.
+// Kills the workers that execute the program again (start_method "exec") and have not reached their
+// call of idist_spawn in time. Otherwise the parent would wait forever.
 static void idist__watch_expect(idist_workers *spawn) {
     int i;
 

@@ -47,10 +47,10 @@ HOW DEVICE MEMORY TRAVELS
         staged   everywhere: through pinned memory and the host's backend, a chunk at a time
 
     Calls that the device backend does not support are staged. With nccl these are scan, exscan,
-    user-defined ops, bitwise and logical ops, messages without a stream, and reductions of I16, U16
-    and 8-bit floats. With ipc all messages, v-forms and reductions of integers are staged as well.
-    NCCL supports 8-bit floats from 2.24 on, if all ranks have GPUs of compute capability 9.0 or
-    more.
+    MINLOC, MAXLOC, bitwise and logical ops, user-defined ops except premultiplied sums, messages
+    without a stream, and reductions of I16, U16 and 8-bit floats. With ipc all messages, v-forms
+    and reductions of integers are staged as well. NCCL reduces 8-bit floats from 2.24 on, if all
+    ranks have GPUs of compute capability 9.0 or more; then these are not staged.
 
     NCCL rounds 16-bit and 8-bit floats at every step. For an AVG it multiplies by 1/n before it
     sums. It does not define MIN and MAX of a NaN. The other device backends give the same bits as
@@ -96,7 +96,7 @@ CALLS
     waits on the host.
 
     Some calls move data between pairs of ranks: messages on a stream, all_to_all, gather, scatter,
-    and the v-forms except all_gatherv. NCCL connects a pair in the pair's first such call, which
+    gatherv, scatterv and all_to_allv. NCCL connects a pair in the pair's first such call, which
     waits on the host for the other rank. One all_to_all connects all pairs of a group.
 
 FAILURES

@@ -3893,8 +3893,9 @@ static bool idist__slot_has_entered(idist__share *share, int rank, uint32_t call
     return true;
 }
 
-// Returns true if a rank is still in the call. A rank that leaves a call with an error withdraws
-// its slots.
+// Returns true if a rank has entered the call and has not withdrawn its slots. A rank that leaves a
+// call with an error withdraws them. After a normal return, the slot stays current until it is used
+// again. A rank that leaves a call with an error withdraws its slots.
 static bool idist__slot_is_current(const idist__share *share, int rank, uint32_t call_number) {
     const idist__call_slot *slot = idist__region_slot(share, rank, call_number);
     return __atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE) == call_number;
@@ -4239,7 +4240,7 @@ static bool idist__slot_enter(idist__task *t) {
     share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
     share->pasts[number % IDIST__REGION_SLOTS] = op->past;
 
-    // Writes the first cache line last, and without a pause. The other ranks poll this line, and
+    // Writes the fields before `u` last, and without a pause. The other ranks poll this line, and
     // would otherwise fetch it from our cache between two writes.
     slot->fingerprint = fingerprint;
     slot->past = op->past;
@@ -9939,8 +9940,9 @@ static bool idist__sleep_is_busy(const idist__ring *ring, bool clean) {
 
 static void idist__sleep_drain(idist__ring *ring, bool clean, int64_t until_ns) {
     while (idist__sleep_is_busy(ring, clean) && idist__os_clock_ms_until(until_ns) != 0) {
-        int64_t soon_ns =
-            idist__os_clock_now_ns() + IDIST__MS; // no wake-up is sent when a pipe has space again
+        // Our doorbell is not marked, so no rank wakes us when a pipe has space again.
+        int64_t soon_ns = idist__os_clock_now_ns() + IDIST__MS;
+
         idist__progress_sleep(ring, soon_ns < until_ns && ring->shm ? soon_ns : until_ns);
         idist__progress_look(ring, idist__os_clock_now_ns(), true);
         idist__progress_move_all(ring);

@@ -14,9 +14,9 @@ enum { IDIST__RANK_DRAWN = -1 }; // stands for a rank to be assigned, see launch
 // Values of IDIST_TRANSPORT, in the order of the names in idist__config_choices.
 enum { IDIST__TRANSPORT_AUTO, IDIST__TRANSPORT_SOCKET, IDIST__TRANSPORT_TCP };
 
-// The algorithm of a collective. The setting IDIST_ALGO, the fingerprints of calls and the table in
-// ring/algo/ (ring/algo/choose.h) all use these numbers. Only the algorithms up to REMOTE can be
-// set.
+// The algorithm of a collective. The setting IDIST_ALGO (in the order of the names in
+// idist__config_choices), the fingerprints of calls, and the functions that choose an algorithm
+// (ring/algo/choose.h) use these numbers. Only the algorithms up to REMOTE can be set.
 typedef enum idist__algorithm {
     // The default setting: choose by operation and size. In a call: none of the algorithms below.
     IDIST__ALGO_AUTO,

@@ -3,7 +3,7 @@
 //     idist__watch_turn
 //       idist__watch_reap     reaps workers that have ended
 //       idist__watch_judge    decides which failure came first
-//       idist__watch_expect   kills executed workers that do not arrive in time
+//       idist__watch_expect   kills workers started by exec that do not arrive in time
 //       idist__watch_end      after a failure: grace, SIGTERM, 400 ms, SIGKILL
 #pragma once
 
@@ -76,8 +76,8 @@ static void idist__watch_signal(idist_workers *spawn, int signal_number) {
     for (i = 0; i < spawn->n; i++) idist__watch_signal_one(&spawn->workers[i], signal_number);
 }
 
-// Kills the executed workers that have not reached their call of idist_spawn in time. Otherwise the
-// parent would wait forever.
+// Kills the workers that execute the program again (start_method "exec") and have not reached their
+// call of idist_spawn in time. Otherwise the parent would wait forever.
 static void idist__watch_expect(idist_workers *spawn) {
     int i;
 

@@ -82,7 +82,7 @@ struct idist_workers {
     int running;
     int64_t decide_ns; // time by which the first failure is decided
     int64_t signal_ns; // time of the next signal
-    int64_t arrive_ns; // time by which every executed worker must have arrived
+    int64_t arrive_ns; // time by which every worker started by exec must have arrived
     idist__worker_stage stage;
     int grace_ms;
     bool keep_going;

@@ -802,8 +802,8 @@ static void request_times_out(idist_group *world, int rank, int n, void *arg) {
 }
 
 #ifndef RANKS_MPI
-// Lets a send of a rank to itself time out. The next receive must get the next message, not the
-// cancelled message.
+// Lets a send of a rank to itself time out. A receive must then find nothing. After another send, a
+// receive must get that message, and not the cancelled one.
 static void cancelled_to_self(idist_group *world, int rank, int n, void *arg) {
     const size_t count = 200000;
     idist_opts o = opts_of(world), brief = opts_of(world);

@@ -2,8 +2,8 @@
 // instruction set of this processor.
 //
 // idist__reduce_use replaces the detection of the instruction set. Results must have the same bits
-// everywhere, including payloads of NaNs, signs of zeros, and subnormals. Every operand lies at an
-// odd address between guard bytes.
+// everywhere, including payloads of NaNs, signs of zeros, and subnormals. Most operands lie at
+// random addresses, which are rarely aligned, with guard bytes around the result.
 #define IDIST_IMPLEMENTATION
 #define IDIST_NO_RING // compiles in half the time
 #include "idist.h"
@@ -272,12 +272,15 @@ static void test_conversions(idist__isa isa, idist_dtype d) {
     // Tries the floats next to every narrow float and next to every midpoint between two narrow
     // floats. Half a unit in the last place is a power of two when counted in units of F32. The
     // power is 2^12 for F16, 2^15 for BF16, and 2^19 or 2^20 for the 8-bit floats. For subnormal
-    // numbers it is up to 2^23.
+    // numbers it is up to 2^23, which is counted downward from the smallest subnormal.
     wrong = 0;
     for (int shift = 12; shift <= 23; shift++) {
         for (int by = -1; by <= 1; by++) {
             for (size_t i = 0; i < n; i++)
                 near[i] = f32_of_bits(f32_bits(wide[i]) + (1u << shift) + (uint32_t)by);
+            wrong += narrow_wrong(d, near, n);
+            for (size_t i = 0; i < n; i++)
+                near[i] = f32_of_bits(f32_bits(wide[i]) - (1u << shift) + (uint32_t)by);
             wrong += narrow_wrong(d, near, n);
         }
     }

@@ -37,7 +37,7 @@
 // depends on where the share of a rank begins. The result is therefore the same for any number of
 // ranks.
 //
-// Exits with 0 if solved, with 2 for bad options, otherwise with 1.
+// Exits with 0 if solved, with 2 if the command line cannot be parsed, and otherwise with 1.
 #include "../../../idist.h"
 
 #include "../../lib/check.h"

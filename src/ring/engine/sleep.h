@@ -119,8 +119,9 @@ static bool idist__sleep_is_busy(const idist__ring *ring, bool clean) {
 
 static void idist__sleep_drain(idist__ring *ring, bool clean, int64_t until_ns) {
     while (idist__sleep_is_busy(ring, clean) && idist__os_clock_ms_until(until_ns) != 0) {
-        int64_t soon_ns =
-            idist__os_clock_now_ns() + IDIST__MS; // no wake-up is sent when a pipe has space again
+        // Our doorbell is not marked, so no rank wakes us when a pipe has space again.
+        int64_t soon_ns = idist__os_clock_now_ns() + IDIST__MS;
+
         idist__progress_sleep(ring, soon_ns < until_ns && ring->shm ? soon_ns : until_ns);
         idist__progress_look(ring, idist__os_clock_now_ns(), true);
         idist__progress_move_all(ring);

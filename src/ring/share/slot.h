@@ -63,8 +63,9 @@ static bool idist__slot_has_entered(idist__share *share, int rank, uint32_t call
     return true;
 }
 
-// Returns true if a rank is still in the call. A rank that leaves a call with an error withdraws
-// its slots.
+// Returns true if a rank has entered the call and has not withdrawn its slots. A rank that leaves a
+// call with an error withdraws them. After a normal return, the slot stays current until it is used
+// again. A rank that leaves a call with an error withdraws its slots.
 static bool idist__slot_is_current(const idist__share *share, int rank, uint32_t call_number) {
     const idist__call_slot *slot = idist__region_slot(share, rank, call_number);
     return __atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE) == call_number;
@@ -409,7 +410,7 @@ static bool idist__slot_enter(idist__task *t) {
     share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
     share->pasts[number % IDIST__REGION_SLOTS] = op->past;
 
-    // Writes the first cache line last, and without a pause. The other ranks poll this line, and
+    // Writes the fields before `u` last, and without a pause. The other ranks poll this line, and
     // would otherwise fetch it from our cache between two writes.
     slot->fingerprint = fingerprint;
     slot->past = op->past;
