@@ -16,6 +16,9 @@
 //     FAKE_PJRT_FAULT=hang      running a program never ends
 //     FAKE_PJRT_FAULT=die       the process kills itself while it runs a program
 //     FAKE_PJRT_AFTER=n         the fault happens after n programs (default 0)
+//     FAKE_PJRT_SLOW=step       the step takes 1.5 seconds: compile, put or get; or "ready": a
+//                               buffer is never ready
+//     FAKE_PJRT_BROKEN=step     the step fails: put or get
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 #include "idist_xla.h"
@@ -88,6 +91,11 @@ static bool is_chosen(void) {
     return !on || atoi(on) == fake.process;
 }
 
+static bool is_set_to(const char *name, const char *value) {
+    const char *set = setting(name);
+    return set && !strcmp(set, value);
+}
+
 IDIST__PRINTF(1, 2) static void *error_of(const char *fmt, ...);
 static void *error_of(const char *fmt, ...) {
     fake_error *e = (fake_error *)calloc(1, sizeof *e);
@@ -110,6 +118,12 @@ static void *check(const void *args, size_t nbytes) {
         void *error_ = check(args, sizeof(idist__pjrt_##type)); \
         if (error_) return error_;                              \
     } while (0)
+
+// Takes the time that FAKE_PJRT_SLOW demands for a step. Returns true if the step fails.
+static bool pause_or_fail(const char *step) {
+    if (is_set_to("FAKE_PJRT_SLOW", step)) usleep(1500000);
+    return is_set_to("FAKE_PJRT_BROKEN", step);
+}
 
 //---- errors and events ----
 
@@ -136,7 +150,7 @@ static void *event_destroy(void *args) {
 
 static void *event_is_ready(void *args) {
     CHECK(args, flag);
-    ((idist__pjrt_flag *)args)->out = true;
+    ((idist__pjrt_flag *)args)->out = !is_set_to("FAKE_PJRT_SLOW", "ready");
     return NULL;
 }
 
@@ -313,6 +327,7 @@ static void *compile(void *args) {
     if (!p || !text) abort();
     memcpy(text, code->code, code->code_nbytes);
     if (error) return error;
+    pause_or_fail("compile");
     if (!read_options(p, (const unsigned char *)a->options, a->options_nbytes))
         error = error_of("INVALID_ARGUMENT: compile options");
     else if (!read_text(p, text)) error = error_of("INVALID_ARGUMENT: not a program of idist");
@@ -487,6 +502,7 @@ static void *put(void *args) {
     idist_dtype dtype = idist__pjrt_dtype(a->type);
     size_t i;
     CHECK(args, put);
+    if (pause_or_fail("put")) return error_of("INTERNAL: the bus is broken");
     if (!b || dtype == IDIST_DTYPE_COUNT) return error_of("INVALID_ARGUMENT: type %d", a->type);
     b->type = a->type;
     b->dim_count = a->dim_count;
@@ -508,6 +524,7 @@ static void *get(void *args) {
     idist__pjrt_get *a = (idist__pjrt_get *)args;
     const fake_buffer *b = (const fake_buffer *)a->buffer;
     CHECK(args, get);
+    if (pause_or_fail("get")) return error_of("INTERNAL: the bus is broken");
     if (!b->data) return error_of("INVALID_ARGUMENT: the buffer was donated");
     if (a->data_nbytes < b->nbytes) return error_of("INVALID_ARGUMENT: too small");
     memcpy(a->data, b->data, b->nbytes);

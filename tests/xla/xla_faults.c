@@ -177,6 +177,71 @@ static void processes(const fault *f, int n, proc_fn fn) {
     ranks_report("%s, %d processes", f->name, n);
 }
 
+// A step of a call that is slow or fails, in ranks that are threads.
+typedef struct step {
+    const char *variable, *value; // the setting of the stand-in
+    bool staged;                  // the call has no program
+    int ready_count, is_set;      // atomic: ranks with buffers; rank 0 has made the setting
+    idist_status status;
+    const char *text;
+} step;
+
+// Makes one call after the setting. The time-out is shorter than the step. The error names a rank.
+static void late_step(idist_group *world, int rank, int n, void *arg) {
+    step *s = (step *)arg;
+    idist_opts o = opts_of(world);
+    idist_xla_buffer *a = floats(world, 1), *b = floats(world, 0);
+    idist_status got;
+    // No call of idist here: a rank that is ahead fails the group.
+    __atomic_add_fetch(&s->ready_count, 1, __ATOMIC_ACQ_REL);
+    while (__atomic_load_n(&s->ready_count, __ATOMIC_ACQUIRE) < n) idist__os_clock_pause_ms(1);
+    if (rank == 0) {
+        setenv(s->variable, s->value, 1);
+        __atomic_store_n(&s->is_set, 1, __ATOMIC_RELEASE);
+    }
+    while (!__atomic_load_n(&s->is_set, __ATOMIC_ACQUIRE)) idist__os_clock_pause_ms(1);
+    o.timeout_ms = s->status == IDIST_ERR_TIMEOUT ? 300 : 20000;
+    got = s->staged ? idist_scan(a, b, 64, IDIST_F32, IDIST_SUM, &o)
+                    : idist_all_reduce(a, b, 64, IDIST_F32, IDIST_SUM, &o);
+    rank_check(got == s->status && strstr(idist_last_error(), s->text), "rank %d: got %s: %s", rank,
+               idist_status_name(got), idist_last_error());
+    rank_check(strstr(idist_last_error(), "rank 0") || strstr(idist_last_error(), "rank 1"),
+               "no rank is named: %s", idist_last_error());
+    idist_xla_buffer_free(&a);
+    idist_xla_buffer_free(&b);
+}
+
+// Waits for a buffer that is never ready.
+static void never_ready(idist_group *world, int rank, int n, void *arg) {
+    idist_xla_buffer *a = floats(world, 1);
+    float got[64];
+    (void)n;
+    (void)arg;
+    rank_check(idist_xla_buffer_get(a, got, sizeof got, 200) == IDIST_ERR_TIMEOUT &&
+                   strstr(idist_last_error(), "has not finished after 200 ms"),
+               "rank %d: %s", rank, idist_last_error());
+    idist_xla_buffer_free(&a);
+}
+
+static void test_steps(void) {
+    static const step steps[] = {
+        {"FAKE_PJRT_SLOW", "compile", false, 0, 0, IDIST_ERR_TIMEOUT, "has not finished compiling"},
+        {"FAKE_PJRT_SLOW", "get", true, 0, 0, IDIST_ERR_TIMEOUT, "has not finished a copy"},
+        {"FAKE_PJRT_SLOW", "put", true, 0, 0, IDIST_ERR_TIMEOUT, "has not finished a copy"},
+        {"FAKE_PJRT_BROKEN", "get", true, 0, 0, IDIST_ERR_DEVICE, "the bus is broken"},
+        {"FAKE_PJRT_BROKEN", "put", true, 0, 0, IDIST_ERR_DEVICE, "the bus is broken"}};
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        step s = steps[i];
+        xla_world_begin(false);
+        ranks_case_fault(2, NULL, late_step, &s, "%s=%s", s.variable, s.value);
+        unsetenv(s.variable);
+    }
+    setenv("FAKE_PJRT_SLOW", "ready", 1);
+    xla_world_begin(false);
+    ranks_case(1, NULL, never_ready, NULL, "a buffer that is never ready");
+    unsetenv("FAKE_PJRT_SLOW");
+}
+
 // Checks that a plug-in that is too old for idist gives IDIST_ERR_NO_DEVICE and a reason.
 static void old(idist_group *world, int rank, int n, void *arg) {
     idist_xla_buffer *b = NULL;
@@ -225,5 +290,7 @@ int main(void) {
     order(&too_old);
     xla_world_begin(true);
     procs_case(2, NULL, old, NULL, "an old plug-in");
+    order(&faults[0]);
+    test_steps(); // from here on, this process has the plug-in loaded
     return tap_done();
 }
