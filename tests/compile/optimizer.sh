@@ -7,8 +7,8 @@
 # Other scripts cover the remaining levels. Most tests are linked with idist.h compiled at -O1, and
 # make compiles that object with the same warnings. Hardly any of clang's warnings need its
 # optimizer, and compile.sh and bits32.sh compile the headers at -O0 with each compiler. vendor.sh
-# compiles idist.h alone with the same warnings: with gcc at -Os, -O3 and with LTO, and with clang at
-# -Os.
+# compiles idist.h alone with the same warnings: with gcc at -Os, -O3 and with LTO, and with clang
+# at -Os.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 

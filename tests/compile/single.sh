@@ -2,7 +2,8 @@
 # single.sh - tests idist.h as a single file (make single) and the archive that contains it (make
 # dist). Archives made from two clones must be identical, and the files inside must need no other
 # files. The README's first program and some tests of tests/dist must compile and run with them. The
-# C examples must compile and link, and two of them must run. shellcheck source=tests/lib/tap.sh
+# C examples must compile and link, and two of them must run.
+# shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh

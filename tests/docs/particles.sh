@@ -2,7 +2,8 @@
 # particles.sh - tests 26_particles. On any number of ranks, it prints the same lines as the serial
 # program from which it was made, including a checksum over the bits of all positions. Both programs
 # print what their heads say. Their difference is as short as docs/examples.md says, and that page
-# shows the difference. shellcheck source=tests/lib/tap.sh
+# shows the difference.
+# shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh

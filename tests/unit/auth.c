@@ -1,4 +1,4 @@
-// auth: base/hash.h, net/auth.h and net/pending.h. Tests published test vectors, handshakes in which
+// auth: base/hash.h, net/auth.h and net/pending.h: published test vectors, handshakes in which
 // one bit is changed in transit (each bit in turn), and how long an unauthenticated client may stay
 // pending.
 #define IDIST_IMPLEMENTATION
