@@ -52,7 +52,8 @@ WHO IS A RANK
 
     processes   one process per TPU chip: idist_spawn, idistrun, srun. idist tells libtpu which chip
                 is whose (TPU_VISIBLE_CHIPS, TPU_PROCESS_ADDRESSES, ...), unless these variables are
-                set.
+                set. IDIST_TPU_VARIABLES marks the variables that idist has set, so that a later
+                world may replace them.
     threads     one process opens a world per thread (idist_open), and its devices are divided among
                 the threads. XLA's CPU plug-in has as many devices as IDIST_XLA_CPU_DEVICES says.
 
