@@ -71,6 +71,7 @@ CONTENTS
       [train_api:loader]      batches, fetched ahead by worker threads
       [train_api:ddp]         gradients averaged while the backward pass is still running
       [train_api:norm]        batch statistics and gradient norms over all ranks
+      [train_api:scaler]      mixed precision: a scale for the loss, and conversions between dtypes
       [train_api:schedule]    values that follow the step, such as the learning rate
       [train_api:metric]      numbers over all ranks
       [train_api:checkpoint]  files that are either complete or absent
@@ -528,6 +529,69 @@ IDIST_API idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_
 // IDIST_ERR_ARG, and nothing is scaled.
 IDIST_API idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_norm,
                                             bool shared, double *norm, const idist_opts *opts);
+
+//------------------------------------------------------------------------------
+// [train_api:scaler]  mixed precision: a scale for the loss, and conversions between dtypes
+//
+// F16 gradients that are too small become 0. Therefore the program multiplies the loss, and so all
+// gradients, by a large scale. If a gradient overflows, the scale was too large: all ranks skip the
+// step, and the scale is reduced. After many steps without an overflow, the scale grows.
+//
+//     idist_grad_scaler scaler = {0};
+//     ...
+//     backward(loss * idist_grad_scaler_scale(&scaler)); // F16 gradients
+//     if (idist_ddp_wait(ddp) != IDIST_OK) return 1;
+//     if (idist_convert(grads, master_grads, n) != IDIST_OK) return 1; // to F32
+//     if (idist_grad_scaler_unscale(&scaler, master_grads, n, true, NULL) != IDIST_OK) return 1;
+//     if (!scaler.found_inf) step(); // F32 master weights and their gradients
+//     if (idist_grad_scaler_update(&scaler) != IDIST_OK) return 1;
+//     if (idist_convert(masters, params, n) != IDIST_OK) return 1; // to F16
+//------------------------------------------------------------------------------
+
+// Copies the elements of from[i] to to[i], for n tensors, and converts them to the dtype of to[i].
+// Local; host memory. The dtypes are floating-point dtypes of at most 64 bits. Numbers pass through
+// F32 and are rounded to nearest, unless both dtypes are equal. A number that is too large becomes
+// infinite, or NaN in F8E4M3. Returns IDIST_ERR_ARG, and converts nothing, if two counts differ or
+// a tensor is invalid. Two tensors must not overlap unless they are the same.
+IDIST_API idist_status idist_convert(const idist_tensor *from, const idist_tensor *to, int n);
+
+// A scale for the loss, with the rules and defaults of torch.amp.GradScaler. All zero is valid.
+// Every rank has a scaler, and the scalers of all ranks stay equal. The struct has no pointers, so
+// a program can save the scaler as the info of a checkpoint, or in its own struct there.
+typedef struct idist_grad_scaler {
+    double growth_factor;  // > 1; 0 means 2
+    double backoff_factor; // > 0 and < 1; 0 means 0.5
+    int growth_interval;   // steps without overflow until the scale grows; 0 means 2,000
+    float scale;           // > 0; 0 means 65,536
+    int growth_tracker;    // steps without overflow since the scale last changed
+    // State of the current iteration, which idist_grad_scaler_update resets. A program that
+    // unscales in its own code, for example on a device, sets both fields.
+    bool unscaled;  // the gradients are unscaled
+    bool found_inf; // a gradient is infinite or NaN, so the step must be skipped
+} idist_grad_scaler;
+
+// Returns the factor for the loss.
+IDIST_API float idist_grad_scaler_scale(const idist_grad_scaler *scaler);
+
+// Divides n gradients by the scale, in place, and sets scaler->found_inf on all ranks if a gradient
+// is infinite or NaN on any rank. Call it once per iteration, with all gradients. Host memory; F32,
+// F64 or BF16.
+//
+// With `shared`, every rank has all gradients, the same ones, as after idist_ddp_wait. An overflow
+// on one rank is then in the sums of all ranks, and nothing is sent. With find_unused, set the
+// count of a gradient to 0 if idist_ddp_used is false. Without `shared`, each rank has its own
+// gradients; collective over opts->group.
+//
+// IDIST_ERR_ARG: a gradient is invalid or has another dtype, or a factor is out of range. F16 and
+// 8-bit gradients cannot hold the small quotients: convert them to F32 first.
+// IDIST_ERR_STATE: the gradients of this iteration are unscaled already.
+IDIST_API idist_status idist_grad_scaler_unscale(idist_grad_scaler *scaler,
+                                                 const idist_tensor *grads, int n, bool shared,
+                                                 const idist_opts *opts);
+
+// Ends an iteration: adapts the scale to found_inf, and resets found_inf. Local. The scale stays
+// finite and does not fall below 2^-126. Returns IDIST_ERR_STATE if no gradients were unscaled.
+IDIST_API idist_status idist_grad_scaler_update(idist_grad_scaler *scaler);
 
 //------------------------------------------------------------------------------
 // [train_api:schedule]  values that follow the step, such as the learning rate
@@ -2411,6 +2475,316 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
 
     idist__mode_leave(mode);
     return status;
+}
+
+// ---- train/convert.h -----------------------------------------------------------------------------
+
+// train/convert.h: conversions between floating-point dtypes
+
+enum { IDIST__CONVERT_PIECE = 256 }; // elements converted at a time
+
+// Returns the address of an element of a tensor.
+static char *idist__convert_at(const idist_tensor *tensor, size_t first) {
+    return (char *)tensor->data + first * idist_dtype_size(tensor->dtype);
+}
+
+// Reads elements first .. first + count - 1 of a tensor as floats.
+static void idist__convert_read(const idist_tensor *tensor, size_t first, size_t count, float *x) {
+    const char *from = idist__convert_at(tensor, first);
+    double wide[IDIST__CONVERT_PIECE];
+    size_t i;
+
+    if (tensor->dtype == IDIST_F32) {
+        memcpy(x, from, count * sizeof *x);
+        return;
+    }
+
+    if (tensor->dtype != IDIST_F64) {
+        idist__small_float_widen(x, from, count, tensor->dtype);
+        return;
+    }
+
+    memcpy(wide, from, count * sizeof *wide);
+    for (i = 0; i < count; i++) x[i] = (float)wide[i];
+}
+
+// Writes floats to elements first .. first + count - 1 of a tensor.
+static void idist__convert_write(const idist_tensor *tensor, size_t first, size_t count,
+                                 const float *x) {
+    char *to = idist__convert_at(tensor, first);
+    double wide[IDIST__CONVERT_PIECE];
+    size_t i;
+
+    if (tensor->dtype == IDIST_F32) {
+        memcpy(to, x, count * sizeof *x);
+        return;
+    }
+
+    if (tensor->dtype != IDIST_F64) {
+        idist__small_float_narrow(to, x, count, tensor->dtype);
+        return;
+    }
+
+    for (i = 0; i < count; i++) wide[i] = (double)x[i];
+    memcpy(to, wide, count * sizeof *wide);
+}
+
+// Converts the elements of a tensor.
+static void idist__convert_tensor(const idist_tensor *from, const idist_tensor *to) {
+    float x[IDIST__CONVERT_PIECE];
+    size_t first, count;
+
+    if (from->data == to->data || !from->count) return;
+
+    if (from->dtype == to->dtype) {
+        memcpy(to->data, from->data, from->count * idist_dtype_size(from->dtype));
+        return;
+    }
+
+    for (first = 0; first < from->count; first += count) {
+        count = from->count - first;
+        if (count > IDIST__CONVERT_PIECE) count = IDIST__CONVERT_PIECE;
+        idist__convert_read(from, first, count, x);
+        idist__convert_write(to, first, count, x);
+    }
+}
+
+static idist_status idist__convert_check(const idist_tensor *tensors, int n, const char *name) {
+    int i;
+
+    for (i = 0; i < n; i++) {
+        const idist_tensor *tensor = &tensors[i];
+
+        if (!idist__dtype_is_float(tensor->dtype) || !idist_dtype_size(tensor->dtype))
+            return idist__fail(IDIST_ERR_ARG, "convert: %s[%d] must be of a floating dtype, not %s",
+                               name, i, idist_dtype_name(tensor->dtype));
+        if (tensor->count && !tensor->data)
+            return idist__fail(IDIST_ERR_ARG, "convert: %s[%d] is NULL", name, i);
+    }
+
+    return IDIST_OK;
+}
+
+idist_status idist_convert(const idist_tensor *from, const idist_tensor *to, int n) {
+    uint32_t mode;
+    int i;
+    idist_status status;
+
+    if (n < 0 || (n && (!from || !to)))
+        return idist__fail(IDIST_ERR_ARG, "convert: %d tensors, or a list is NULL", n);
+    status = idist__convert_check(from, n, "from");
+    if (status == IDIST_OK) status = idist__convert_check(to, n, "to");
+    if (status != IDIST_OK) return status;
+
+    for (i = 0; i < n; i++) {
+        if (from[i].count != to[i].count)
+            return idist__fail(IDIST_ERR_ARG, "convert: from[%d] has %zu elements, but to[%d] %zu",
+                               i, from[i].count, i, to[i].count);
+        if (from[i].data == to[i].data && from[i].count && from[i].dtype != to[i].dtype)
+            return idist__fail(IDIST_ERR_ARG,
+                               "convert: from[%d] and to[%d] are the same memory, but %s and %s", i,
+                               i, idist_dtype_name(from[i].dtype), idist_dtype_name(to[i].dtype));
+    }
+
+    mode = idist__mode_enter(); // all ranks round in the same way
+    for (i = 0; i < n; i++) idist__convert_tensor(&from[i], &to[i]);
+    idist__mode_leave(mode);
+
+    return IDIST_OK;
+}
+
+// ---- train/grad_scaler.h -------------------------------------------------------------------------
+
+// train/grad_scaler.h: the scale of the loss, for gradients with few bits
+//
+// The rules are those of torch.amp.GradScaler. As in torch, the scale and its reciprocal are
+// floats. Both are computed in a floating-point mode that is the same on all ranks.
+
+#define IDIST__GRAD_SCALER_LEAST 1.1754943508222875e-38 // 2^-126
+#define IDIST__GRAD_SCALER_MOST 3.4028234663852886e38   // the largest float
+
+float idist_grad_scaler_scale(const idist_grad_scaler *scaler) {
+    return scaler && scaler->scale != 0 ? scaler->scale : 65536.0f;
+}
+
+static double idist__grad_scaler_growth(const idist_grad_scaler *scaler) {
+    return scaler->growth_factor != 0 ? scaler->growth_factor : 2;
+}
+
+static double idist__grad_scaler_backoff(const idist_grad_scaler *scaler) {
+    return scaler->backoff_factor != 0 ? scaler->backoff_factor : 0.5;
+}
+
+// Checks the scale and the factors of a scaler.
+static idist_status idist__grad_scaler_check(const char *name, const idist_grad_scaler *scaler) {
+    char text[IDIST__NUMBER_NBYTES];
+    double scale, growth, backoff;
+
+    if (!scaler) return idist__fail(IDIST_ERR_ARG, "%s: scaler is NULL", name);
+    scale = (double)idist_grad_scaler_scale(scaler);
+    growth = idist__grad_scaler_growth(scaler);
+    backoff = idist__grad_scaler_backoff(scaler);
+
+    if (!(scale > 0 && scale - scale == 0))
+        return idist__fail(IDIST_ERR_ARG, "%s: scale must be finite and positive, got %s", name,
+                           idist__number_print(text, scale, 6));
+    if (!(growth > 1 && growth - growth == 0))
+        return idist__fail(IDIST_ERR_ARG, "%s: growth_factor must be finite and above 1, got %s",
+                           name, idist__number_print(text, growth, 6));
+    if (!(backoff > 0 && backoff < 1))
+        return idist__fail(IDIST_ERR_ARG, "%s: backoff_factor must be above 0 and below 1, got %s",
+                           name, idist__number_print(text, backoff, 6));
+    if (scaler->growth_interval < 0)
+        return idist__fail(IDIST_ERR_ARG, "%s: growth_interval must not be negative, got %d", name,
+                           scaler->growth_interval);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__grad_scaler_check_grads(const idist_tensor *grads, int n) {
+    const char *name = "grad_scaler_unscale";
+    int i;
+
+    if (n < 0 || (n && !grads))
+        return idist__fail(IDIST_ERR_ARG, "%s: %d gradients, or grads is NULL", name, n);
+
+    for (i = 0; i < n; i++) {
+        idist_dtype dtype = grads[i].dtype;
+
+        if (dtype != IDIST_F32 && dtype != IDIST_F64 && dtype != IDIST_BF16)
+            return idist__fail(IDIST_ERR_ARG,
+                               "%s: gradients must be F32, F64 or BF16, but gradient %d is %s; "
+                               "idist_convert makes F32 of F16",
+                               name, i, idist_dtype_name(dtype));
+        if (grads[i].count && !grads[i].data)
+            return idist__fail(IDIST_ERR_ARG, "%s: gradient %d is NULL", name, i);
+    }
+
+    return IDIST_OK;
+}
+
+// Returns true if one of the elements is infinite or NaN: if all bits of its exponent are set.
+static bool idist__grad_scaler_overflows(const char *at, size_t count, idist_dtype dtype) {
+    const uint64_t all_f64 = UINT64_C(0x7ff0000000000000);
+    const uint32_t all_f32 = 0x7f800000u, all_bf16 = 0x7f80u;
+    uint64_t f64;
+    uint32_t f32;
+    uint16_t bf16;
+    bool found = false;
+    size_t i;
+
+    for (i = 0; i < count && dtype == IDIST_F32; i++) {
+        memcpy(&f32, at + i * sizeof f32, sizeof f32);
+        found |= (f32 & all_f32) == all_f32;
+    }
+
+    for (i = 0; i < count && dtype == IDIST_F64; i++) {
+        memcpy(&f64, at + i * sizeof f64, sizeof f64);
+        found |= (f64 & all_f64) == all_f64;
+    }
+
+    for (i = 0; i < count && dtype == IDIST_BF16; i++) {
+        memcpy(&bf16, at + i * sizeof bf16, sizeof bf16);
+        found |= (bf16 & all_bf16) == all_bf16;
+    }
+
+    return found;
+}
+
+enum { IDIST__GRAD_SCALER_PIECE = 4096 }; // elements that are read twice, while they are cached
+
+// Multiplies a gradient by a factor. Returns true if it had an infinite element or a NaN.
+static bool idist__grad_scaler_multiply(const idist_tensor *gradient, double factor) {
+    size_t first, count;
+    bool found = false;
+
+    for (first = 0; first < gradient->count; first += count) {
+        char *at = idist__convert_at(gradient, first);
+
+        count = gradient->count - first;
+        if (count > IDIST__GRAD_SCALER_PIECE) count = IDIST__GRAD_SCALER_PIECE;
+        if (idist__grad_scaler_overflows(at, count, gradient->dtype)) found = true;
+        idist__reduce_scale(at, count, gradient->dtype, factor);
+    }
+
+    return found;
+}
+
+static double idist__grad_scaler_reciprocal(const idist_grad_scaler *scaler) {
+    uint32_t mode = idist__mode_enter();
+    float reciprocal = (float)(1 / (double)idist_grad_scaler_scale(scaler));
+
+    idist__mode_leave(mode);
+    return (double)reciprocal;
+}
+
+idist_status idist_grad_scaler_unscale(idist_grad_scaler *scaler, const idist_tensor *grads, int n,
+                                       bool shared, const idist_opts *opts) {
+    const char *name = "grad_scaler_unscale";
+    uint8_t found = 0;
+    double factor;
+    int i;
+    idist_opts own_opts;
+    idist_status status = shared ? IDIST_OK : idist__agree_enter(name, opts, &own_opts);
+
+    if (status != IDIST_OK) return status;
+    status = idist__grad_scaler_check(name, scaler);
+    if (status == IDIST_OK && scaler->unscaled)
+        status = idist__fail(IDIST_ERR_STATE,
+                             "%s: the gradients of this iteration are unscaled already; call "
+                             "grad_scaler_update before the next",
+                             name);
+    if (status == IDIST_OK) status = idist__grad_scaler_check_grads(grads, n);
+    if (!shared) status = idist__agree(status, &own_opts);
+    if (status != IDIST_OK) return status;
+
+    factor = idist__grad_scaler_reciprocal(scaler);
+    for (i = 0; i < n; i++)
+        if (idist__grad_scaler_multiply(&grads[i], factor)) found = 1;
+    if (!shared) status = idist_all_reduce(&found, &found, 1, IDIST_U8, IDIST_MAX, &own_opts);
+    if (status != IDIST_OK) return status;
+
+    scaler->unscaled = true;
+    scaler->found_inf = found;
+
+    return IDIST_OK;
+}
+
+// Sets the scale and the growth tracker at the end of an iteration.
+static void idist__grad_scaler_adapt(idist_grad_scaler *scaler) {
+    double scale = (double)idist_grad_scaler_scale(scaler), grown;
+    int interval = scaler->growth_interval ? scaler->growth_interval : 2000;
+
+    if (scaler->found_inf) {
+        scale *= idist__grad_scaler_backoff(scaler);
+        scaler->growth_tracker = 0;
+    } else if (++scaler->growth_tracker >= interval) {
+        grown = scale * idist__grad_scaler_growth(scaler);
+        if (grown <= IDIST__GRAD_SCALER_MOST) scale = grown;
+        scaler->growth_tracker = 0;
+    }
+
+    if (scale < IDIST__GRAD_SCALER_LEAST) scale = IDIST__GRAD_SCALER_LEAST;
+    scaler->scale = (float)scale;
+}
+
+idist_status idist_grad_scaler_update(idist_grad_scaler *scaler) {
+    const char *name = "grad_scaler_update";
+    uint32_t mode;
+    idist_status status = idist__grad_scaler_check(name, scaler);
+
+    if (status != IDIST_OK) return status;
+    if (!scaler->unscaled)
+        return idist__fail(IDIST_ERR_STATE, "%s: no gradients were unscaled since the last update",
+                           name);
+
+    mode = idist__mode_enter();
+    idist__grad_scaler_adapt(scaler);
+    idist__mode_leave(mode);
+    scaler->unscaled = false;
+    scaler->found_inf = false;
+
+    return IDIST_OK;
 }
 
 // ---- train/schedule.h ----------------------------------------------------------------------------
@@ -8022,6 +8396,8 @@ idist_status idist_summary_free(idist_summary **summary) {
 #undef IDIST__DDP_PIECE_NEAR_NBYTES
 #undef IDIST__EVENT_NBYTES
 #undef IDIST__FLAW_MAP
+#undef IDIST__GRAD_SCALER_LEAST
+#undef IDIST__GRAD_SCALER_MOST
 #undef IDIST__INLINE
 #undef IDIST__NOINLINE
 #undef IDIST__NORM_PIECE

@@ -71,6 +71,7 @@ CONTENTS
       [train_api:loader]      batches, fetched ahead by worker threads
       [train_api:ddp]         gradients averaged while the backward pass is still running
       [train_api:norm]        batch statistics and gradient norms over all ranks
+      [train_api:scaler]      mixed precision: a scale for the loss, and conversions between dtypes
       [train_api:schedule]    values that follow the step, such as the learning rate
       [train_api:metric]      numbers over all ranks
       [train_api:checkpoint]  files that are either complete or absent
@@ -529,6 +530,69 @@ IDIST_API idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, do
                                             bool shared, double *norm, const idist_opts *opts);
 
 //------------------------------------------------------------------------------
+// [train_api:scaler]  mixed precision: a scale for the loss, and conversions between dtypes
+//
+// F16 gradients that are too small become 0. Therefore the program multiplies the loss, and so all
+// gradients, by a large scale. If a gradient overflows, the scale was too large: all ranks skip the
+// step, and the scale is reduced. After many steps without an overflow, the scale grows.
+//
+//     idist_grad_scaler scaler = {0};
+//     ...
+//     backward(loss * idist_grad_scaler_scale(&scaler)); // F16 gradients
+//     if (idist_ddp_wait(ddp) != IDIST_OK) return 1;
+//     if (idist_convert(grads, master_grads, n) != IDIST_OK) return 1; // to F32
+//     if (idist_grad_scaler_unscale(&scaler, master_grads, n, true, NULL) != IDIST_OK) return 1;
+//     if (!scaler.found_inf) step(); // F32 master weights and their gradients
+//     if (idist_grad_scaler_update(&scaler) != IDIST_OK) return 1;
+//     if (idist_convert(masters, params, n) != IDIST_OK) return 1; // to F16
+//------------------------------------------------------------------------------
+
+// Copies the elements of from[i] to to[i], for n tensors, and converts them to the dtype of to[i].
+// Local; host memory. The dtypes are floating-point dtypes of at most 64 bits. Numbers pass through
+// F32 and are rounded to nearest, unless both dtypes are equal. A number that is too large becomes
+// infinite, or NaN in F8E4M3. Returns IDIST_ERR_ARG, and converts nothing, if two counts differ or
+// a tensor is invalid. Two tensors must not overlap unless they are the same.
+IDIST_API idist_status idist_convert(const idist_tensor *from, const idist_tensor *to, int n);
+
+// A scale for the loss, with the rules and defaults of torch.amp.GradScaler. All zero is valid.
+// Every rank has a scaler, and the scalers of all ranks stay equal. The struct has no pointers, so
+// a program can save the scaler as the info of a checkpoint, or in its own struct there.
+typedef struct idist_grad_scaler {
+    double growth_factor;  // > 1; 0 means 2
+    double backoff_factor; // > 0 and < 1; 0 means 0.5
+    int growth_interval;   // steps without overflow until the scale grows; 0 means 2,000
+    float scale;           // > 0; 0 means 65,536
+    int growth_tracker;    // steps without overflow since the scale last changed
+    // State of the current iteration, which idist_grad_scaler_update resets. A program that
+    // unscales in its own code, for example on a device, sets both fields.
+    bool unscaled;  // the gradients are unscaled
+    bool found_inf; // a gradient is infinite or NaN, so the step must be skipped
+} idist_grad_scaler;
+
+// Returns the factor for the loss.
+IDIST_API float idist_grad_scaler_scale(const idist_grad_scaler *scaler);
+
+// Divides n gradients by the scale, in place, and sets scaler->found_inf on all ranks if a gradient
+// is infinite or NaN on any rank. Call it once per iteration, with all gradients. Host memory; F32,
+// F64 or BF16.
+//
+// With `shared`, every rank has all gradients, the same ones, as after idist_ddp_wait. An overflow
+// on one rank is then in the sums of all ranks, and nothing is sent. With find_unused, set the
+// count of a gradient to 0 if idist_ddp_used is false. Without `shared`, each rank has its own
+// gradients; collective over opts->group.
+//
+// IDIST_ERR_ARG: a gradient is invalid or has another dtype, or a factor is out of range. F16 and
+// 8-bit gradients cannot hold the small quotients: convert them to F32 first.
+// IDIST_ERR_STATE: the gradients of this iteration are unscaled already.
+IDIST_API idist_status idist_grad_scaler_unscale(idist_grad_scaler *scaler,
+                                                 const idist_tensor *grads, int n, bool shared,
+                                                 const idist_opts *opts);
+
+// Ends an iteration: adapts the scale to found_inf, and resets found_inf. Local. The scale stays
+// finite and does not fall below 2^-126. Returns IDIST_ERR_STATE if no gradients were unscaled.
+IDIST_API idist_status idist_grad_scaler_update(idist_grad_scaler *scaler);
+
+//------------------------------------------------------------------------------
 // [train_api:schedule]  values that follow the step, such as the learning rate
 //
 // Local: a value depends on the arguments only. So ranks that pass the same arguments get the same
@@ -848,6 +912,8 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
 #include "train/auto.h"
 #include "train/batch_norm.h"
 #include "train/norm.h"
+#include "train/convert.h"
+#include "train/grad_scaler.h"
 #include "train/schedule.h"
 #include "train/metric.h"
 
