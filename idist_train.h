@@ -70,6 +70,7 @@ CONTENTS
       [train_api:sampler]     which samples a rank gets
       [train_api:loader]      batches, fetched ahead by worker threads
       [train_api:ddp]         gradients averaged while the backward pass is still running
+      [train_api:zero]        an optimizer whose state is divided among the ranks
       [train_api:norm]        batch statistics and gradient norms over all ranks
       [train_api:scaler]      mixed precision: a scale for the loss, and conversions between dtypes
       [train_api:schedule]    values that follow the step, such as the learning rate
@@ -502,6 +503,101 @@ IDIST_API int idist_ddp_active(const idist_ddp *ddp);
 // Calls idist_ddp_wait and, if that succeeds, step(arg), like Ignite's auto_optim. Returns
 // IDIST_ERR_CALLBACK if step returned something other than 0. Does nothing while no_sync is on.
 IDIST_API idist_status idist_auto_optim(idist_ddp *ddp, idist_task_fn step, void *arg);
+
+//------------------------------------------------------------------------------
+// [train_api:zero]  an optimizer whose state is divided among the ranks
+//
+// Does what torch's ZeroRedundancyOptimizer and llm.c do (Rajbhandari et al., ZeRO, 2020). AdamW
+// keeps two numbers per parameter element, and F16 and BF16 parameters need F32 master weights.
+// Each of n ranks keeps one n-th of these numbers, and updates one n-th of the parameters. The
+// gradients are averaged by reduce_scatter instead of all_reduce, and the updated parameters are
+// sent by all_gather. Together the two calls send as many bytes as an all_reduce.
+//
+//     while (next_batch()) {
+//         backward(idist_zero_grad(zero, 0), ...); // may call idist_zero_ready
+//         if (idist_zero_wait(zero) != IDIST_OK) return 1;
+//         for (k = 0; k < idist_zero_shards(zero); k++) adamw(idist_zero_shard(zero, k), step);
+//         if (idist_zero_gather(zero) != IDIST_OK) return 1;
+//     }
+//------------------------------------------------------------------------------
+
+typedef struct idist_zero idist_zero;
+
+// Description of an idist_zero. A desc that is all zero except params and n is valid.
+typedef struct idist_zero_desc {
+    // The n parameters and their gradients, as in idist_ddp_desc. All are F32, F16 or BF16, and a
+    // gradient has the dtype of its parameter. If grads or its data is NULL, idist_zero_create
+    // allocates and zeroes the memory.
+    const idist_tensor *params, *grads;
+    int n;
+    int states;           // F32 numbers of optimizer state per element: 2 for AdamW; at most 4
+    idist_group *group;   // NULL means the world
+    size_t bucket_nbytes; // as in idist_ddp_desc
+    bool on_device;       // params, grads, shards and states are in device memory (idist_nccl.h)
+    void *stream;         // as in idist_ddp_desc
+    int timeout_ms;       // of each call, as in idist_opts
+} idist_zero_desc;
+
+// A part of one parameter that this rank updates. The arrays have `count` elements.
+typedef struct idist_shard {
+    int param;        // index in idist_zero_desc.params
+    size_t first;     // index of the shard's first element in the parameter
+    size_t count;     // elements
+    float *weights;   // the parameter itself, or master weights if the parameter is F16 or BF16
+    float *grad;      // the average gradient, after idist_zero_wait
+    float *states[4]; // as many as desc.states; zero at first
+} idist_shard;
+
+// Creates an idist_zero. Collective over the group; blocking. Copies the parameters of rank 0 of
+// the group to all ranks. The lists of tensors are copied; the arrays stay yours and must stay
+// valid. Returns the errors of idist_ddp_create, and IDIST_ERR_UNSUPPORTED for other dtypes.
+IDIST_API idist_status idist_zero_create(const idist_zero_desc *desc, idist_zero **zero);
+// Frees an idist_zero and sets the pointer to NULL. Does nothing if it is NULL. Local.
+IDIST_API void idist_zero_free(idist_zero **zero);
+// Returns the memory of gradient i. The backward pass writes to it, or adds to it.
+IDIST_API void *idist_zero_grad(const idist_zero *zero, int i);
+
+// Reports that gradient i is complete, as idist_ddp_ready does: the reduce_scatter of a full bucket
+// starts while the gradients of earlier layers are still being computed.
+IDIST_API idist_status idist_zero_ready(idist_zero *zero, int i);
+// Ends the backward pass, as idist_ddp_wait does. On return, the shards of this rank have the
+// average gradients. The contents of the gradients themselves are undefined. If the backward pass
+// adds to gradients, the program must zero them first, except after a pass with no_sync.
+IDIST_API idist_status idist_zero_wait(idist_zero *zero);
+// Turns no_sync on or off, as idist_ddp_no_sync does, so that gradients accumulate locally.
+IDIST_API idist_status idist_zero_no_sync(idist_zero *zero, bool on);
+
+// Returns the number of shards of this rank, which may be 0. Shards have fixed positions.
+IDIST_API int idist_zero_shards(const idist_zero *zero);
+// Returns shard k, or NULL if there is no such shard.
+IDIST_API const idist_shard *idist_zero_shard(const idist_zero *zero, int k);
+// Returns the gradients of all shards: an array of idist_zero_shards elements. idist_clip_grad_norm
+// and idist_grad_scaler_unscale take them, with `shared` false. If gradients overflow, the program
+// must neither update the shards nor call idist_zero_gather.
+IDIST_API const idist_tensor *idist_zero_shard_grads(const idist_zero *zero);
+
+// Copies the weights of all shards to the parameters on all ranks, and rounds master weights to the
+// dtype of the parameter. Collective over the group; blocking. The contents of the gradients are
+// undefined afterwards. Returns IDIST_ERR_STATE if gradients are ready that idist_zero_wait has not
+// reduced.
+IDIST_API idist_status idist_zero_gather(idist_zero *zero);
+
+// Returns the number of arrays in which idist_zero_get_state stores the state of a parameter:
+// desc.states, and one more for the master weights if any parameter is F16 or BF16.
+IDIST_API int idist_zero_state_count(const idist_zero *zero);
+// Collects the state of all ranks on root, for a checkpoint. With m = idist_zero_state_count,
+// states has m * n tensors: states[j * n + i] is array j of parameter i. They are F32, with as many
+// elements as the parameter. Other ranks may pass NULL. With on_device, the tensors are in device
+// memory. Collective over the group; blocking. Returns IDIST_ERR_ARG on all ranks if a tensor is
+// wrong.
+//
+// A checkpoint consists of the parameters and these tensors. Another number of ranks can load it:
+// rank 0 reads the file, alone in a group of one rank or with all other ranks, and all ranks call
+// idist_zero_set_state. On root, the state takes as much memory as without sharding.
+IDIST_API idist_status idist_zero_get_state(idist_zero *zero, const idist_tensor *states, int root);
+// Distributes the state that idist_zero_get_state has collected from root to all ranks, and copies
+// the parameters of root to all ranks. Parameters with master weights get these weights instead.
+IDIST_API idist_status idist_zero_set_state(idist_zero *zero, const idist_tensor *states, int root);
 
 //------------------------------------------------------------------------------
 // [train_api:norm]  batch statistics and gradient norms over all ranks
@@ -5695,6 +5791,7 @@ struct idist_ddp {
     size_t *bucket_displs;      // by bucket: where each of its gradients begins, in elements
     void *bucket_memory;        // memory of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
+    bool results_stay;          // results stay in the buckets (train/zero/zero_create.h)
     bool learnt;                // the order of arrival is known
     bool pieces_overlap;        // several pieces in flight finish sooner than one at a time
     int32_t *launch_order;      // buckets, in the order in which they are launched
@@ -6571,7 +6668,7 @@ static idist_status idist__ddp_finish_scatter(idist_ddp *d) {
     idist_status status = IDIST_OK;
     int i;
 
-    if (!d->copies && !d->filled_with_zeros) return IDIST_OK;
+    if (d->results_stay || (!d->copies && !d->filled_with_zeros)) return IDIST_OK;
 
     for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
         const idist_tensor *gradient = &d->grads[i];
@@ -6897,6 +6994,644 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
     opts.stream = NULL;
 
     return idist__agree(status, &opts);
+}
+
+// ---- train/zero/zero_model.h ---------------------------------------------------------------------
+
+// train/zero/zero_model.h: an optimizer whose state is divided among the ranks
+//
+// Functions: idist__zero_*.
+//
+// Each rank keeps one part of the optimizer's state, and updates the same part of the parameters
+// (Rajbhandari et al., ZeRO, 2020, stage 1). The gradients use the buckets of a ddp
+// (train/ddp/ddp_model.h), with a communication hook that calls reduce_scatter:
+//
+//     bucket      [ gradient 3 |   gradient 4   |      gradient 5      ]
+//     ranges      [     rank 0     |     rank 1     |     rank 2       ]   equal, up to one element
+//     shards      [     3      | 4 |     4      | 5 |        5         ]
+//
+// A bucket is cut into one range per rank. The part of a gradient in a range is a shard. An element
+// passes through these functions:
+//
+//     idist_zero_ready        the program says that the gradient is complete
+//     idist__zero_create_start       reduce_scatter of its bucket, in place
+//     idist__zero_create_finish      converts the range of this rank to F32, unless it is F32
+//     (the program)           updates the weights of the shard
+//     idist__zero_step_pack        rounds master weights to the dtype of the parameters
+//     idist_zero_gather       all_gather of the parameters of the bucket
+//
+// The all_gather needs the parameters of a bucket one after the other. If they lie so in the
+// program's memory, the all_gather works there. Otherwise the parameters are copied to the memory
+// of the bucket, whose gradients are no longer needed, and back.
+//
+// The arrays of all shards of a rank lie one after the other:
+//
+//     masters     only if some parameter is F16 or BF16; F32 parameters leave their part unused
+//     grads       likewise
+//     states[j]   for each state of the optimizer
+
+enum { IDIST__ZERO_STATES = 4 }; // the size of idist_shard.states
+
+typedef struct idist__zero_bucket {
+    size_t *counts;     // by rank: elements in its range
+    size_t first;       // index of the first element in this rank's range
+    size_t offset;      // index of that element in the arrays of all shards
+    int first_shard;    // of this rank
+    int shard_count;    // of this rank
+    char *param_memory; // the parameters, if they lie one after the other; otherwise NULL
+} idist__zero_bucket;
+
+struct idist_zero {
+    idist_ddp *ddp;
+    int states; // per element
+    int group_size, rank;
+    bool has_masters;            // some parameter is F16 or BF16
+    size_t shard_elements;       // in all shards of this rank
+    float *memory;               // masters, grads and states
+    float *masters, *grads;      // parts of memory, or NULL
+    idist__zero_bucket *buckets; // one per bucket of the ddp
+    size_t *bucket_counts;       // memory of the buckets' counts
+    size_t *param_counts;        // by rank: elements of the parameter that is collected
+    idist_shard *shards;         // of this rank
+    idist_tensor *shard_grads;   // their gradients
+    int shard_count;
+    int *shard_of; // by parameter: its shard on this rank, or -1
+};
+
+static bool idist__zero_is_narrow(const idist_bucket *bucket) { return bucket->dtype != IDIST_F32; }
+
+// Returns where the range of a rank begins in a bucket. The range of rank group_size begins at the
+// end.
+static size_t idist__zero_begin(const idist_zero *z, const idist_bucket *bucket, int rank) {
+    size_t ranks = (size_t)z->group_size, each = bucket->count / ranks;
+    size_t rest = bucket->count % ranks, before = (size_t)rank;
+
+    return each * before + (before < rest ? before : rest);
+}
+
+// Returns the bucket of the ddp.
+static idist_bucket *idist__zero_exposed(const idist_zero *z, int b) {
+    return &z->ddp->buckets[b].exposed;
+}
+
+// Returns the address of an element of a bucket.
+static char *idist__zero_at(const idist_bucket *bucket, void *memory, size_t element) {
+    return (char *)memory + element * idist_dtype_size(bucket->dtype);
+}
+
+// Converts `count` elements of 16-bit floats to F32, or F32 to 16-bit floats if `narrow` is set.
+static idist_status idist__zero_convert(const idist_zero *z, const idist_bucket *bucket,
+                                        void *halves, float *floats, size_t count, bool narrow) {
+    if (!count) return IDIST_OK;
+
+    if (z->ddp->desc.on_device) {
+#ifdef IDIST_NCCL_H
+        idist_opts opts = idist__ddp_opts(z->ddp, true);
+        bool f16 = bucket->dtype == IDIST_F16;
+        idist__pack_args args;
+
+        memset(&args, 0, sizeof args);
+        args.in = narrow ? (const void *)floats : halves;
+        args.out = narrow ? halves : (void *)floats;
+        args.count = count;
+        if (narrow) args.op = f16 ? IDIST__PACK_F16 : IDIST__PACK_BF16;
+        else args.op = f16 ? IDIST__UNPACK_F16 : IDIST__UNPACK_BF16;
+        return idist__own_pack("zero", &opts, &args);
+#endif
+    }
+
+    if (narrow) idist__small_float_narrow(halves, floats, count, bucket->dtype);
+    else idist__small_float_widen(floats, halves, count, bucket->dtype);
+
+    return IDIST_OK;
+}
+
+// ---- train/zero/zero_create.h --------------------------------------------------------------------
+
+// train/zero/zero_create.h: creates an idist_zero from a desc, and frees it
+
+//------------------------------------------------------------------------------
+// the communication hook of the ddp
+//------------------------------------------------------------------------------
+
+// Starts to average a bucket. Afterwards the range of this rank has the result.
+static idist_status idist__zero_create_start(idist_bucket *bucket, void *arg) {
+    const idist_zero *z = (const idist_zero *)arg;
+    const idist__zero_bucket *own = &z->buckets[bucket->index];
+    char *range = idist__zero_at(bucket, bucket->data, own->first);
+
+    if (z->group_size == 1) return IDIST_OK; // the average over one rank is the bucket itself
+    if (bucket->count % (size_t)z->group_size == 0) // NCCL has no reduce_scatterv
+        return idist_reduce_scatter(bucket->data, range, own->counts[0], bucket->dtype, IDIST_AVG,
+                                    &bucket->opts);
+
+    return idist_reduce_scatterv(bucket->data, range, own->counts, bucket->dtype, IDIST_AVG,
+                                 &bucket->opts);
+}
+
+// Converts the average of F16 and BF16 gradients to F32.
+static idist_status idist__zero_create_finish(idist_bucket *bucket, void *arg) {
+    const idist_zero *z = (const idist_zero *)arg;
+    const idist__zero_bucket *own = &z->buckets[bucket->index];
+
+    if (!idist__zero_is_narrow(bucket)) return IDIST_OK;
+
+    return idist__zero_convert(z, bucket, idist__zero_at(bucket, bucket->data, own->first),
+                               z->grads + own->offset, own->counts[z->rank], false);
+}
+
+//------------------------------------------------------------------------------
+// creating
+//------------------------------------------------------------------------------
+
+static idist_status idist__zero_create_check(const idist_zero_desc *desc) {
+    const char *name = "zero_create";
+    int i;
+    idist_status status = idist__tensor_check(name, "parameter", desc->params, desc->n, true);
+
+    if (status == IDIST_OK && desc->grads)
+        status = idist__tensor_check(name, "gradient", desc->grads, desc->n, false);
+    if (status != IDIST_OK) return status;
+    if (desc->states < 0 || desc->states > IDIST__ZERO_STATES)
+        return idist__fail(IDIST_ERR_ARG, "%s: states must be from 0 to %d, got %d", name,
+                           IDIST__ZERO_STATES, desc->states);
+
+    for (i = 0; i < desc->n; i++) {
+        idist_dtype dtype = desc->params[i].dtype;
+
+        if (dtype != IDIST_F32 && dtype != IDIST_F16 && dtype != IDIST_BF16)
+            return idist__fail(IDIST_ERR_UNSUPPORTED,
+                               "%s: parameters must be F32, F16 or BF16; parameter %d is %s", name,
+                               i, idist_dtype_name(dtype));
+        if (desc->grads && desc->grads[i].dtype != dtype)
+            return idist__fail(IDIST_ERR_UNSUPPORTED,
+                               "%s: parameter %d is %s, but its gradient is %s", name, i,
+                               idist_dtype_name(dtype), idist_dtype_name(desc->grads[i].dtype));
+    }
+
+    return IDIST_OK;
+}
+
+// Creates the ddp, whose hook uses `z` from the first iteration on. Collective.
+static idist_status idist__zero_create_ddp(idist_zero *z, const idist_zero_desc *desc) {
+    idist_ddp_hook hook;
+    idist_ddp_desc ddp;
+    idist_status status;
+
+    memset(&hook, 0, sizeof hook);
+    hook.start = idist__zero_create_start;
+    hook.finish = idist__zero_create_finish;
+    hook.arg = z;
+
+    memset(&ddp, 0, sizeof ddp);
+    ddp.params = desc->params;
+    ddp.grads = desc->grads;
+    ddp.n = desc->n;
+    ddp.group = desc->group;
+    ddp.bucket_nbytes = desc->bucket_nbytes;
+    ddp.hook = &hook;
+    ddp.on_device = desc->on_device;
+    ddp.stream = desc->stream;
+    ddp.timeout_ms = desc->timeout_ms;
+    status = idist_ddp_create(&ddp, &z->ddp);
+    if (status == IDIST_OK) z->ddp->results_stay = true;
+
+    return status;
+}
+
+// Returns the memory of a bucket's parameters if they lie there one after the other. Otherwise
+// returns NULL.
+static char *idist__zero_create_find_params(const idist_zero *z, const idist_bucket *bucket) {
+    char *begin = NULL, *end = NULL;
+    int k;
+
+    for (k = 0; k < bucket->gradient_count; k++) {
+        const idist_tensor *param = &z->ddp->params[bucket->gradients[k]];
+
+        if (!param->count) continue;
+        if (end && end != (char *)param->data) return NULL;
+        if (!begin) begin = (char *)param->data;
+        end = (char *)param->data + idist__ddp_nbytes(param);
+    }
+
+    return begin;
+}
+
+// Cuts a bucket into ranges, and counts the shards in the range of this rank.
+static void idist__zero_create_ranges(idist_zero *z, int b) {
+    const idist_bucket *bucket = idist__zero_exposed(z, b);
+    idist__zero_bucket *own = &z->buckets[b];
+    size_t end;
+    int rank, k;
+
+    own->counts = z->bucket_counts + (size_t)b * (size_t)z->group_size;
+    for (rank = 0; rank < z->group_size; rank++)
+        own->counts[rank] =
+            idist__zero_begin(z, bucket, rank + 1) - idist__zero_begin(z, bucket, rank);
+
+    own->param_memory = idist__zero_create_find_params(z, bucket);
+    own->first = idist__zero_begin(z, bucket, z->rank);
+    own->offset = z->shard_elements;
+    own->first_shard = z->shard_count;
+    end = own->first + own->counts[z->rank];
+    if (idist__zero_is_narrow(bucket)) z->has_masters = true;
+
+    for (k = 0; k < bucket->gradient_count; k++) {
+        int param = bucket->gradients[k];
+        size_t begin_k = bucket->displs[k], end_k = begin_k + z->ddp->params[param].count;
+
+        z->shard_of[param] = -1;
+        if (begin_k < own->first) begin_k = own->first;
+        if (end_k > end) end_k = end;
+        if (begin_k >= end_k) continue;
+
+        z->shard_of[param] = z->shard_count;
+        z->shards[z->shard_count].param = param;
+        z->shards[z->shard_count].first = begin_k - bucket->displs[k];
+        z->shards[z->shard_count++].count = end_k - begin_k;
+    }
+
+    own->shard_count = z->shard_count - own->first_shard;
+    z->shard_elements += own->counts[z->rank];
+}
+
+// Sets the arrays of the shards of a bucket.
+static void idist__zero_create_place(idist_zero *z, int b) {
+    const idist_bucket *bucket = idist__zero_exposed(z, b);
+    const idist__zero_bucket *own = &z->buckets[b];
+    size_t offset = own->offset, total = z->shard_elements;
+    float *states = z->memory + (z->has_masters ? 2 * total : 0);
+    int s, j;
+
+    for (s = own->first_shard; s < own->first_shard + own->shard_count; s++) {
+        idist_shard *shard = &z->shards[s];
+        size_t in_bucket = own->first + offset - own->offset;
+
+        if (idist__zero_is_narrow(bucket)) {
+            shard->weights = z->masters + offset;
+            shard->grad = z->grads + offset;
+        } else {
+            shard->weights = (float *)z->ddp->params[shard->param].data + shard->first;
+            shard->grad = (float *)bucket->data + in_bucket;
+        }
+
+        for (j = 0; j < z->states; j++) shard->states[j] = states + (size_t)j * total + offset;
+        z->shard_grads[s].data = shard->grad;
+        z->shard_grads[s].count = shard->count;
+        z->shard_grads[s].dtype = IDIST_F32;
+        offset += shard->count;
+    }
+}
+
+// Sets the master weights of this rank to its parameters.
+static idist_status idist__zero_create_masters(const idist_zero *z) {
+    idist_status status = IDIST_OK;
+    int s;
+
+    for (s = 0; s < z->shard_count && status == IDIST_OK; s++) {
+        const idist_shard *shard = &z->shards[s];
+        const idist_tensor *param = &z->ddp->params[shard->param];
+        const idist_bucket *bucket =
+            idist__zero_exposed(z, z->ddp->param_states[shard->param].bucket);
+
+        if (!idist__zero_is_narrow(bucket)) continue;
+        status = idist__zero_convert(z, bucket, idist__zero_at(bucket, param->data, shard->first),
+                                     shard->weights, shard->count, false);
+    }
+
+    return status;
+}
+
+// Allocates zeroed memory for the arrays of all shards.
+static idist_status idist__zero_create_memory(idist_zero *z, size_t count) {
+    const idist__memory *memory = &z->ddp->reduction.memory;
+    void *data = NULL;
+    idist_status status = IDIST_OK;
+
+    if (memory->on_device)
+        status = idist__tensor_memory_alloc(memory, &data, count * sizeof(float));
+    else data = calloc(count, sizeof(float));
+    z->memory = (float *)data;
+    if (status != IDIST_OK || z->memory) return status;
+
+    return idist__fail(IDIST_ERR_NO_MEMORY, "zero_create: no memory for %zu floats of state",
+                       count);
+}
+
+static void idist__zero_create_free_memory(idist_zero *z) {
+    if (!z->memory) return;
+    if (z->ddp->desc.on_device) idist__tensor_memory_free(&z->ddp->reduction.memory, z->memory);
+    else free(z->memory);
+}
+
+// Allocates the shards and their memory. Local.
+static idist_status idist__zero_create_shards(idist_zero *z) {
+    size_t ranks = (size_t)z->group_size, n = (size_t)z->ddp->desc.n, arrays;
+    size_t bucket_count = (size_t)z->ddp->bucket_count;
+    int b;
+    idist_status status = IDIST_OK;
+
+    z->buckets = (idist__zero_bucket *)calloc(bucket_count, sizeof *z->buckets);
+    z->bucket_counts = (size_t *)malloc(bucket_count * ranks * sizeof *z->bucket_counts);
+    z->param_counts = (size_t *)malloc(ranks * sizeof *z->param_counts);
+    z->shards = (idist_shard *)calloc(n, sizeof *z->shards); // at most one per parameter
+    z->shard_grads = (idist_tensor *)calloc(n, sizeof *z->shard_grads);
+    z->shard_of = (int *)malloc(n * sizeof *z->shard_of);
+    if (!z->buckets || !z->bucket_counts || !z->param_counts || !z->shards || !z->shard_grads ||
+        !z->shard_of)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "zero_create: no memory");
+
+    for (b = 0; b < z->ddp->bucket_count; b++) idist__zero_create_ranges(z, b);
+    arrays = (size_t)z->states + (z->has_masters ? 2 : 0);
+    if (z->shard_elements && arrays)
+        status = idist__zero_create_memory(z, arrays * z->shard_elements);
+    if (status != IDIST_OK) return status;
+
+    if (z->has_masters) z->masters = z->memory;
+    if (z->has_masters) z->grads = z->memory + z->shard_elements;
+    for (b = 0; b < z->ddp->bucket_count; b++) idist__zero_create_place(z, b);
+
+    return idist__zero_create_masters(z);
+}
+
+void idist_zero_free(idist_zero **zero) {
+    idist_zero *z = zero ? *zero : NULL;
+
+    if (!z) return;
+    *zero = NULL;
+    idist__zero_create_free_memory(z);
+    idist_ddp_free(&z->ddp);
+    free(z->buckets);
+    free(z->bucket_counts);
+    free(z->param_counts);
+    free(z->shards);
+    free(z->shard_grads);
+    free(z->shard_of);
+    free(z);
+}
+
+idist_status idist_zero_create(const idist_zero_desc *desc, idist_zero **zero) {
+    idist__shape states;
+    idist_opts opts, own_opts;
+    idist_zero *z;
+    idist_status status;
+
+    if (zero) *zero = NULL;
+    if (!desc || !zero) return idist__fail(IDIST_ERR_ARG, "zero_create: desc or zero is NULL");
+    memset(&opts, 0, sizeof opts);
+    opts.group = desc->group;
+    opts.timeout_ms = desc->timeout_ms;
+    status = idist__agree_enter("zero_create", &opts, &own_opts);
+    if (status != IDIST_OK) return status;
+
+    z = (idist_zero *)calloc(1, sizeof *z);
+    status = z ? idist__zero_create_check(desc)
+               : idist__fail(IDIST_ERR_NO_MEMORY, "zero_create: no memory");
+    states = idist__shape_of_option("states", desc->states);
+    status = idist__shape_agree("zero_create", &states, 1, 1, status, 0, &own_opts);
+
+    if (status == IDIST_OK) {
+        z->states = desc->states;
+        z->group_size = idist_group_size(desc->group);
+        z->rank = idist_group_rank(desc->group);
+        status = idist__zero_create_ddp(z, desc);
+        if (status == IDIST_OK) status = idist__agree(idist__zero_create_shards(z), &own_opts);
+    }
+
+    if (status != IDIST_OK) idist_zero_free(&z);
+    *zero = z;
+
+    return status;
+}
+
+// ---- train/zero/zero_step.h ----------------------------------------------------------------------
+
+// train/zero/zero_step.h: the public functions of an iteration
+
+void *idist_zero_grad(const idist_zero *z, int i) { return z ? idist_ddp_grad(z->ddp, i) : NULL; }
+
+int idist_zero_shards(const idist_zero *z) { return z ? z->shard_count : 0; }
+
+const idist_shard *idist_zero_shard(const idist_zero *z, int k) {
+    return z && k >= 0 && k < z->shard_count ? &z->shards[k] : NULL;
+}
+
+const idist_tensor *idist_zero_shard_grads(const idist_zero *z) {
+    return z ? z->shard_grads : NULL;
+}
+
+idist_status idist_zero_ready(idist_zero *z, int i) {
+    if (!z) return idist__fail(IDIST_ERR_ARG, "zero_ready: zero is NULL");
+    return idist_ddp_ready(z->ddp, i);
+}
+
+idist_status idist_zero_wait(idist_zero *z) {
+    if (!z) return idist__fail(IDIST_ERR_ARG, "zero_wait: zero is NULL");
+    return idist_ddp_wait(z->ddp);
+}
+
+idist_status idist_zero_no_sync(idist_zero *z, bool on) {
+    if (!z) return idist__fail(IDIST_ERR_ARG, "zero_no_sync: zero is NULL");
+    return idist_ddp_no_sync(z->ddp, on);
+}
+
+//------------------------------------------------------------------------------
+// sending the updated parameters
+//------------------------------------------------------------------------------
+
+// Copies the weights of a shard to its place in `to`, the memory for all parameters of the bucket,
+// and rounds master weights.
+static idist_status idist__zero_step_pack(const idist_zero *z, const idist_bucket *bucket,
+                                          const idist_shard *shard, size_t in_bucket, char *to) {
+    char *at = idist__zero_at(bucket, to, in_bucket);
+
+    if (idist__zero_is_narrow(bucket))
+        return idist__zero_convert(z, bucket, at, shard->weights, shard->count, true);
+
+    return idist__tensor_memory_copy(&z->ddp->reduction.memory, at, shard->weights,
+                                     shard->count * sizeof(float));
+}
+
+// Copies all parameters of a bucket from the memory of their gradients to their own memory.
+static idist_status idist__zero_step_unpack(const idist_zero *z, const idist_bucket *bucket) {
+    idist_status status = IDIST_OK;
+    int k;
+
+    for (k = 0; k < bucket->gradient_count && status == IDIST_OK; k++) {
+        const idist_tensor *param = &z->ddp->params[bucket->gradients[k]];
+
+        status = idist__tensor_memory_copy(&z->ddp->reduction.memory, param->data,
+                                           idist__zero_at(bucket, bucket->data, bucket->displs[k]),
+                                           idist__ddp_nbytes(param));
+    }
+
+    return status;
+}
+
+// Copies the weights of a bucket's shards to the parameters of all ranks. Collective.
+static idist_status idist__zero_step_gather(const idist_zero *z, int b, const idist_opts *opts) {
+    const idist_bucket *bucket = idist__zero_exposed(z, b);
+    const idist__zero_bucket *own = &z->buckets[b];
+    char *to = own->param_memory ? own->param_memory : (char *)bucket->data;
+    char *range = idist__zero_at(bucket, to, own->first);
+    size_t in_bucket = own->first;
+    int s;
+    idist_status status = IDIST_OK;
+
+    for (s = own->first_shard; s < own->first_shard + own->shard_count; s++) {
+        if (status == IDIST_OK)
+            status = idist__zero_step_pack(z, bucket, &z->shards[s], in_bucket, to);
+        in_bucket += z->shards[s].count;
+    }
+
+    if (status != IDIST_OK) return idist__agree_break("zero_gather", z->ddp->desc.group, status);
+    if (z->group_size == 1) status = IDIST_OK; // all weights are there already
+    else if (bucket->count % (size_t)z->group_size == 0)
+        status = idist_all_gather(range, to, own->counts[0], bucket->dtype, opts);
+    else
+        status = idist_all_gatherv(range, own->counts[z->rank], to, own->counts, NULL,
+                                   bucket->dtype, opts);
+
+    if (status != IDIST_OK || own->param_memory) return status;
+    return idist__zero_step_unpack(z, bucket);
+}
+
+idist_status idist_zero_gather(idist_zero *z) {
+    idist_opts opts;
+    int b;
+    idist_status status;
+
+    if (!z) return idist__fail(IDIST_ERR_ARG, "zero_gather: zero is NULL");
+    if (idist__ddp_step_is_open(z->ddp))
+        return idist__fail(IDIST_ERR_STATE,
+                           "zero_gather: gradients are ready; call zero_wait before this");
+    opts = idist__ddp_opts(z->ddp, z->ddp->desc.on_device);
+    status = idist__ddp_check_group(z->ddp);
+
+    for (b = 0; b < z->ddp->bucket_count && status == IDIST_OK; b++)
+        status = idist__zero_step_gather(z, b, &opts);
+
+    return status;
+}
+
+// ---- train/zero/zero_state.h ---------------------------------------------------------------------
+
+// train/zero/zero_state.h: the state of all ranks on one rank, for checkpoints
+//
+// Functions: idist__zero_state_*.
+
+int idist_zero_state_count(const idist_zero *z) {
+    return z ? z->states + (z->has_masters ? 1 : 0) : 0;
+}
+
+// Checks the tensors on root, and that this rank can make the calls. All ranks get the same status.
+// Collective.
+static idist_status idist__zero_state_check(const idist_zero *z, const char *name,
+                                            const idist_tensor *states, int root,
+                                            idist_opts *opts) {
+    int count = idist_zero_state_count(z), k;
+    idist_opts given;
+    idist_status status;
+
+    if (!z) return idist__fail(IDIST_ERR_ARG, "%s: zero is NULL", name);
+    if (idist__ddp_step_is_open(z->ddp))
+        return idist__fail(IDIST_ERR_STATE, "%s: gradients are ready; call zero_wait before this",
+                           name);
+    given = idist__ddp_opts(z->ddp, false);
+    status = idist__agree_enter(name, &given, opts);
+    if (status != IDIST_OK) return status;
+
+    if (root < 0 || root >= z->group_size)
+        status = idist__fail(IDIST_ERR_ARG, "%s: root %d is not a rank of a group of %d", name,
+                             root, z->group_size);
+    else if (z->rank == root && count)
+        status = idist__tensor_check(name, "state", states, count * z->ddp->desc.n, true);
+
+    for (k = 0; z->rank == root && status == IDIST_OK && k < count * z->ddp->desc.n; k++) {
+        size_t wanted = z->ddp->params[k % z->ddp->desc.n].count;
+
+        if (states[k].dtype != IDIST_F32 || states[k].count != wanted)
+            status = idist__fail(IDIST_ERR_ARG, "%s: state %d is %s x %zu, not F32 x %zu", name, k,
+                                 idist_dtype_name(states[k].dtype), states[k].count, wanted);
+    }
+
+    return idist__agree(status, opts);
+}
+
+// Returns array j of a shard: state j, or the weights after the last state.
+static float *idist__zero_state_of(const idist_zero *z, int j, int param) {
+    int s = z->shard_of[param];
+
+    if (s < 0) return NULL;
+    return j < z->states ? z->shards[s].states[j] : z->shards[s].weights;
+}
+
+// Sets z->param_counts to the number of elements of a parameter in the shard of each rank.
+static void idist__zero_state_count_elements(const idist_zero *z, int param) {
+    const idist_bucket *bucket = idist__zero_exposed(z, z->ddp->param_states[param].bucket);
+    size_t first = 0, end;
+    int rank, k = 0;
+
+    while (bucket->gradients[k] != param) k++;
+    first = bucket->displs[k];
+    end = first + z->ddp->params[param].count;
+
+    for (rank = 0; rank < z->group_size; rank++) {
+        size_t from = idist__zero_begin(z, bucket, rank);
+        size_t to = idist__zero_begin(z, bucket, rank + 1);
+
+        if (from < first) from = first;
+        if (to > end) to = end;
+        z->param_counts[rank] = from < to ? to - from : 0;
+    }
+}
+
+// Gathers array j of a parameter on root, or scatters the array from root. Collective.
+static idist_status idist__zero_state_move(const idist_zero *z, const idist_tensor *states, int j,
+                                           int param, int root, bool gather) {
+    idist_opts opts = idist__ddp_opts(z->ddp, z->ddp->desc.on_device);
+    float *own = idist__zero_state_of(z, j, param);
+    void *all = z->rank == root ? states[j * z->ddp->desc.n + param].data : NULL;
+    size_t count;
+
+    idist__zero_state_count_elements(z, param);
+    count = z->param_counts[z->rank];
+    if (gather)
+        return idist_gatherv(own, count, all, z->param_counts, NULL, IDIST_F32, root, &opts);
+
+    return idist_scatterv(all, z->param_counts, NULL, own, count, IDIST_F32, root, &opts);
+}
+
+static idist_status idist__zero_state_move_all(const idist_zero *z, const idist_tensor *states,
+                                               int root, bool gather) {
+    int j, param;
+    idist_status status = IDIST_OK;
+
+    for (j = 0; j < idist_zero_state_count(z); j++)
+        for (param = 0; param < z->ddp->desc.n && status == IDIST_OK; param++)
+            status = idist__zero_state_move(z, states, j, param, root, gather);
+
+    return status;
+}
+
+idist_status idist_zero_get_state(idist_zero *z, const idist_tensor *states, int root) {
+    idist_opts opts;
+    idist_status status = idist__zero_state_check(z, "zero_get_state", states, root, &opts);
+
+    return status == IDIST_OK ? idist__zero_state_move_all(z, states, root, true) : status;
+}
+
+idist_status idist_zero_set_state(idist_zero *z, const idist_tensor *states, int root) {
+    idist_opts opts;
+    idist_status status = idist__zero_state_check(z, "zero_set_state", states, root, &opts);
+
+    if (status != IDIST_OK) return status;
+    opts = idist__ddp_opts(z->ddp, z->ddp->desc.on_device);
+    status = idist__tensor_broadcast(z->ddp->params, z->ddp->desc.n, root, &opts);
+    if (status == IDIST_OK) status = idist__zero_state_move_all(z, states, root, false);
+    if (status != IDIST_OK || !z->has_masters) return status;
+
+    return idist_zero_gather(z); // the parameters become the rounded master weights
 }
 
 // ---- train/ddp/ddp_create.h ----------------------------------------------------------------------

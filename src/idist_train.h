@@ -70,6 +70,7 @@ CONTENTS
       [train_api:sampler]     which samples a rank gets
       [train_api:loader]      batches, fetched ahead by worker threads
       [train_api:ddp]         gradients averaged while the backward pass is still running
+      [train_api:zero]        an optimizer whose state is divided among the ranks
       [train_api:norm]        batch statistics and gradient norms over all ranks
       [train_api:scaler]      mixed precision: a scale for the loss, and conversions between dtypes
       [train_api:schedule]    values that follow the step, such as the learning rate
@@ -501,6 +502,101 @@ IDIST_API int idist_ddp_active(const idist_ddp *ddp);
 // Calls idist_ddp_wait and, if that succeeds, step(arg), like Ignite's auto_optim. Returns
 // IDIST_ERR_CALLBACK if step returned something other than 0. Does nothing while no_sync is on.
 IDIST_API idist_status idist_auto_optim(idist_ddp *ddp, idist_task_fn step, void *arg);
+
+//------------------------------------------------------------------------------
+// [train_api:zero]  an optimizer whose state is divided among the ranks
+//
+// Does what torch's ZeroRedundancyOptimizer and llm.c do (Rajbhandari et al., ZeRO, 2020). AdamW
+// keeps two numbers per parameter element, and F16 and BF16 parameters need F32 master weights.
+// Each of n ranks keeps one n-th of these numbers, and updates one n-th of the parameters. The
+// gradients are averaged by reduce_scatter instead of all_reduce, and the updated parameters are
+// sent by all_gather. Together the two calls send as many bytes as an all_reduce.
+//
+//     while (next_batch()) {
+//         backward(idist_zero_grad(zero, 0), ...); // may call idist_zero_ready
+//         if (idist_zero_wait(zero) != IDIST_OK) return 1;
+//         for (k = 0; k < idist_zero_shards(zero); k++) adamw(idist_zero_shard(zero, k), step);
+//         if (idist_zero_gather(zero) != IDIST_OK) return 1;
+//     }
+//------------------------------------------------------------------------------
+
+typedef struct idist_zero idist_zero;
+
+// Description of an idist_zero. A desc that is all zero except params and n is valid.
+typedef struct idist_zero_desc {
+    // The n parameters and their gradients, as in idist_ddp_desc. All are F32, F16 or BF16, and a
+    // gradient has the dtype of its parameter. If grads or its data is NULL, idist_zero_create
+    // allocates and zeroes the memory.
+    const idist_tensor *params, *grads;
+    int n;
+    int states;           // F32 numbers of optimizer state per element: 2 for AdamW; at most 4
+    idist_group *group;   // NULL means the world
+    size_t bucket_nbytes; // as in idist_ddp_desc
+    bool on_device;       // params, grads, shards and states are in device memory (idist_nccl.h)
+    void *stream;         // as in idist_ddp_desc
+    int timeout_ms;       // of each call, as in idist_opts
+} idist_zero_desc;
+
+// A part of one parameter that this rank updates. The arrays have `count` elements.
+typedef struct idist_shard {
+    int param;        // index in idist_zero_desc.params
+    size_t first;     // index of the shard's first element in the parameter
+    size_t count;     // elements
+    float *weights;   // the parameter itself, or master weights if the parameter is F16 or BF16
+    float *grad;      // the average gradient, after idist_zero_wait
+    float *states[4]; // as many as desc.states; zero at first
+} idist_shard;
+
+// Creates an idist_zero. Collective over the group; blocking. Copies the parameters of rank 0 of
+// the group to all ranks. The lists of tensors are copied; the arrays stay yours and must stay
+// valid. Returns the errors of idist_ddp_create, and IDIST_ERR_UNSUPPORTED for other dtypes.
+IDIST_API idist_status idist_zero_create(const idist_zero_desc *desc, idist_zero **zero);
+// Frees an idist_zero and sets the pointer to NULL. Does nothing if it is NULL. Local.
+IDIST_API void idist_zero_free(idist_zero **zero);
+// Returns the memory of gradient i. The backward pass writes to it, or adds to it.
+IDIST_API void *idist_zero_grad(const idist_zero *zero, int i);
+
+// Reports that gradient i is complete, as idist_ddp_ready does: the reduce_scatter of a full bucket
+// starts while the gradients of earlier layers are still being computed.
+IDIST_API idist_status idist_zero_ready(idist_zero *zero, int i);
+// Ends the backward pass, as idist_ddp_wait does. On return, the shards of this rank have the
+// average gradients. The contents of the gradients themselves are undefined. If the backward pass
+// adds to gradients, the program must zero them first, except after a pass with no_sync.
+IDIST_API idist_status idist_zero_wait(idist_zero *zero);
+// Turns no_sync on or off, as idist_ddp_no_sync does, so that gradients accumulate locally.
+IDIST_API idist_status idist_zero_no_sync(idist_zero *zero, bool on);
+
+// Returns the number of shards of this rank, which may be 0. Shards have fixed positions.
+IDIST_API int idist_zero_shards(const idist_zero *zero);
+// Returns shard k, or NULL if there is no such shard.
+IDIST_API const idist_shard *idist_zero_shard(const idist_zero *zero, int k);
+// Returns the gradients of all shards: an array of idist_zero_shards elements. idist_clip_grad_norm
+// and idist_grad_scaler_unscale take them, with `shared` false. If gradients overflow, the program
+// must neither update the shards nor call idist_zero_gather.
+IDIST_API const idist_tensor *idist_zero_shard_grads(const idist_zero *zero);
+
+// Copies the weights of all shards to the parameters on all ranks, and rounds master weights to the
+// dtype of the parameter. Collective over the group; blocking. The contents of the gradients are
+// undefined afterwards. Returns IDIST_ERR_STATE if gradients are ready that idist_zero_wait has not
+// reduced.
+IDIST_API idist_status idist_zero_gather(idist_zero *zero);
+
+// Returns the number of arrays in which idist_zero_get_state stores the state of a parameter:
+// desc.states, and one more for the master weights if any parameter is F16 or BF16.
+IDIST_API int idist_zero_state_count(const idist_zero *zero);
+// Collects the state of all ranks on root, for a checkpoint. With m = idist_zero_state_count,
+// states has m * n tensors: states[j * n + i] is array j of parameter i. They are F32, with as many
+// elements as the parameter. Other ranks may pass NULL. With on_device, the tensors are in device
+// memory. Collective over the group; blocking. Returns IDIST_ERR_ARG on all ranks if a tensor is
+// wrong.
+//
+// A checkpoint consists of the parameters and these tensors. Another number of ranks can load it:
+// rank 0 reads the file, alone in a group of one rank or with all other ranks, and all ranks call
+// idist_zero_set_state. On root, the state takes as much memory as without sharding.
+IDIST_API idist_status idist_zero_get_state(idist_zero *zero, const idist_tensor *states, int root);
+// Distributes the state that idist_zero_get_state has collected from root to all ranks, and copies
+// the parameters of root to all ranks. Parameters with master weights get these weights instead.
+IDIST_API idist_status idist_zero_set_state(idist_zero *zero, const idist_tensor *states, int root);
 
 //------------------------------------------------------------------------------
 // [train_api:norm]  batch statistics and gradient norms over all ranks
@@ -936,6 +1032,11 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
 #include "train/ddp/ddp_launch.h"
 #include "train/ddp/ddp_finish.h"
 #include "train/ddp/ddp_step.h"
+
+#include "train/zero/zero_model.h"
+#include "train/zero/zero_create.h"
+#include "train/zero/zero_step.h"
+#include "train/zero/zero_state.h"
 #include "train/ddp/ddp_create.h"
 
 #include "train/report/train_log.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # bench_train.sh - measures how cifar10 scales from one rank to several at a fixed batch size per
-# rank, how much waiting the overlap hides, and what idist_ddp adds to all_reduces of the same bytes
-# (make bench-train)
+# rank, how much waiting the overlap hides, what idist_ddp adds to all_reduces of the same bytes, and
+# what idist_zero saves (make bench-train)
 #
 #     RANKS=2 ROUNDS=5 EPOCHS=3 BATCH=32 ARGS="--side 16" tests/bench/bench_train.sh
 #
@@ -16,6 +16,7 @@ export IDIST_BIND=core IDIST_LOG=error
 
 cc -O2 -DIDIST_IMPLEMENTATION examples/apps/cifar10/main.c -o "$WORK/cifar10"
 cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/ddp_overhead.c -o "$WORK/ddp_overhead"
+cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/zero_overhead.c -o "$WORK/zero_overhead"
 
 # way NAME RANKS OPTIONS...: appends the images per second and the share of time spent waiting to a
 # file of that name, for each epoch except the first
@@ -61,3 +62,5 @@ BEGIN {
     printf "hidden by overlap: %.0f %% of the wait\n\n", 100 * hidden
 }'
 "$WORK/ddp_overhead" "$RANKS" 101
+echo
+"$WORK/zero_overhead" "$RANKS" "$ROUNDS"

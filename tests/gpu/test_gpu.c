@@ -727,6 +727,133 @@ static void ddp_as_on_host(bench *b) {
     ddp_not_on_device(b);
 }
 
+//------------------------------------------------------------------------------
+// idist_zero on the device as on the host
+//------------------------------------------------------------------------------
+
+// Updates a shard on the host. Copies it from the device and back if it is there.
+static void zero_update(bench *b, const idist_shard *shard, bool device) {
+    size_t nbytes = shard->count * sizeof(float), at = 0;
+    float *const arrays[3] = {shard->weights, shard->grad, shard->states[0]}, *x[3];
+    cudaStream_t stream = b->me->stream;
+    for (int k = 0; k < 3; k++, at += shard->count) {
+        x[k] = device ? (float *)(void *)b->in + at : arrays[k];
+        if (device) CUDA(cudaMemcpyAsync(x[k], arrays[k], nbytes, cudaMemcpyDeviceToHost, stream));
+    }
+    if (device) CUDA(cudaStreamSynchronize(stream));
+    for (size_t i = 0; i < shard->count; i++) {
+        x[2][i] = 0.5f * x[2][i] + x[1][i];
+        x[0][i] -= 0.125f * x[2][i];
+    }
+    for (int k = 0; k < 3 && device; k++)
+        CUDA(cudaMemcpyAsync(arrays[k], x[k], nbytes, cudaMemcpyHostToDevice, stream));
+    if (device) CUDA(cudaStreamSynchronize(stream));
+}
+
+// Fills an array on the host or the device with numbers of a dtype.
+static void zero_fill(bench *b, const idist_tensor *to, bool device, int k, int step) {
+    float *x = (float *)(void *)b->in;
+    void *narrow = b->in + EACH * sizeof *x;
+    idist_tensor from = {x, EACH, IDIST_F32}, converted = {narrow, EACH, to->dtype};
+    size_t nbytes = EACH * idist_dtype_size(to->dtype);
+    for (int i = 0; i < EACH; i++) x[i] = ddp_value(k, b->me->rank, step, i);
+    IDIST_OK_OR_LEAVE(idist_convert(&from, &converted, 1));
+    if (!device) {
+        memcpy(to->data, narrow, nbytes);
+        return;
+    }
+    CUDA(cudaMemcpyAsync(to->data, narrow, nbytes, cudaMemcpyHostToDevice, b->me->stream));
+    CUDA(cudaStreamSynchronize(b->me->stream));
+}
+
+// Trains for four steps. Writes the parameters and, on rank 0, the state to `result`.
+static void zero_train(bench *b, idist_dtype dtype, bool apart, bool device, char *result) {
+    gpu_rank *me = b->me;
+    size_t size = idist_dtype_size(dtype), nbytes = EACH * size, room = 8 * N_PARAMS * EACH;
+    char *host = (char *)calloc(3, room), *base = device ? b->device[1] : host;
+    idist_tensor p[N_PARAMS], states[2 * N_PARAMS], g;
+    idist_zero_desc desc;
+    idist_zero *zero = NULL;
+    memset(&desc, 0, sizeof desc);
+    for (int k = 0; k < 2 * N_PARAMS; k++) {
+        states[k].data = (device ? b->device[0] : host + room) + (size_t)k * EACH * sizeof(float);
+        states[k].count = EACH;
+        states[k].dtype = IDIST_F32;
+    }
+    for (int k = 0; k < N_PARAMS; k++) {
+        p[k].data = base + (size_t)k * (nbytes + (apart ? APART : 0));
+        p[k].count = EACH;
+        p[k].dtype = dtype;
+        zero_fill(b, &p[k], device, k, 9);
+    }
+    desc.params = p;
+    desc.n = N_PARAMS;
+    desc.states = 1;
+    desc.bucket_nbytes = 2 * nbytes;
+    desc.on_device = device;
+    desc.stream = device ? me->stream : NULL;
+    IDIST_OK_OR_LEAVE(idist_zero_create(&desc, &zero));
+    for (int step = 0; step < 4; step++) {
+        for (int k = N_PARAMS; k-- > 0;) {
+            g = p[k];
+            g.data = idist_zero_grad(zero, k);
+            zero_fill(b, &g, device, k, step);
+            IDIST_OK_OR_LEAVE(idist_zero_ready(zero, k));
+        }
+        IDIST_OK_OR_LEAVE(idist_zero_wait(zero));
+        for (int k = 0; k < idist_zero_shards(zero); k++)
+            zero_update(b, idist_zero_shard(zero, k), device);
+        IDIST_OK_OR_LEAVE(idist_zero_gather(zero));
+    }
+    int arrays = idist_zero_state_count(zero);
+    IDIST_OK_OR_LEAVE(idist_zero_get_state(zero, states, 0));
+    IDIST_OK_OR_LEAVE(idist_zero_set_state(zero, states, 0)); // changes nothing
+    for (int k = 0; k < N_PARAMS; k++, result += nbytes)
+        CUDA(cudaMemcpyAsync(result, p[k].data, nbytes, cudaMemcpyDefault, me->stream));
+    for (int k = 0; k < arrays * N_PARAMS && me->rank == 0; k++, result += EACH * sizeof(float))
+        CUDA(cudaMemcpyAsync(result, states[k].data, EACH * sizeof(float), cudaMemcpyDefault,
+                             me->stream));
+    CUDA(cudaStreamSynchronize(me->stream));
+    idist_zero_free(&zero);
+    free(host);
+}
+
+// Reads element i of the results: parameters of a dtype, then states.
+static double zero_element(const char *result, idist_dtype dtype, size_t i) {
+    size_t params = N_PARAMS * EACH, size = idist_dtype_size(dtype);
+    float x;
+    idist_tensor from = {(char *)result + i * size, 1, dtype}, to = {&x, 1, IDIST_F32};
+    if (i >= params) {
+        from.data = (char *)result + params * size + (i - params) * sizeof x;
+        from.dtype = IDIST_F32;
+    }
+    IDIST_OK_OR_LEAVE(idist_convert(&from, &to, 1));
+    return (double)x;
+}
+
+static void zero_as_on_host(bench *b) {
+    static const idist_dtype dtypes[3] = {IDIST_F32, IDIST_F16, IDIST_BF16};
+    static const double tolerances[3] = {1e-5, 1e-2, 0.1}; // libraries add in different orders
+    size_t room = 12 * N_PARAMS * EACH;
+    char *results = (char *)malloc(2 * room);
+    for (int i = 0; i < 6; i++) {
+        idist_dtype dtype = dtypes[i % 3];
+        memset(results, 0, 2 * room);
+        for (int device = 0; device < 2; device++)
+            zero_train(b, dtype, i > 2, device, results + (size_t)device * room);
+        for (size_t k = 0; k < 3 * N_PARAMS * EACH; k++) {
+            double want = zero_element(results, dtype, k);
+            double off = zero_element(results + room, dtype, k) - want;
+            if (off <= tolerances[i % 3] && -off <= tolerances[i % 3]) continue;
+            gpu_fail("rank %d, %s, parameters %s, element %zu: %g on the host, off by %g",
+                     b->me->rank, idist_dtype_name(dtype), i > 2 ? "apart" : "together", k, want,
+                     off);
+            break;
+        }
+    }
+    free(results);
+}
+
 // Fetches a batch for idist_auto_loader. The batches are in pinned memory.
 static int fetch_index(void *batch, const size_t *indices, size_t n, void *arg) {
     (void)arg;
@@ -977,6 +1104,7 @@ static void run_cases(gpu_rank *me) {
                 {"requests in flight on two streams", in_flight},
                 {"ddp, even and uneven inputs", ddp},
                 {"ddp on the device as on the host", ddp_as_on_host},
+                {"idist_zero on the device as on the host", zero_as_on_host},
                 {"a loader's batches", loader},
                 {"in place and held back by group_begin", held_back_in_place},
                 {"capture into a graph", graph},

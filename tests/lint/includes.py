@@ -12,7 +12,7 @@ import sys
 FLOORS = '''os base net store launch core calls spawn trace
     ring/shm ring/msg ring/share ring/algo ring/connect ring/engine ring/join ring
     mpi gpu gpu/ipc gpu/nccl gpu/route xla
-    train train/checkpoint train/compress train/ddp train/report'''.split()
+    train train/checkpoint train/compress train/ddp train/zero train/report'''.split()
 REPEATED = {'base/begin.h', 'base/end.h', 'os/mutex_init.h'}
 
 src = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else

@@ -70,7 +70,7 @@ static idist_status idist__ddp_finish_scatter(idist_ddp *d) {
     idist_status status = IDIST_OK;
     int i;
 
-    if (!d->copies && !d->filled_with_zeros) return IDIST_OK;
+    if (d->results_stay || (!d->copies && !d->filled_with_zeros)) return IDIST_OK;
 
     for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
         const idist_tensor *gradient = &d->grads[i];

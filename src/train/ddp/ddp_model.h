@@ -120,6 +120,7 @@ struct idist_ddp {
     size_t *bucket_displs;      // by bucket: where each of its gradients begins, in elements
     void *bucket_memory;        // memory of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
+    bool results_stay;          // results stay in the buckets (train/zero/zero_create.h)
     bool learnt;                // the order of arrival is known
     bool pieces_overlap;        // several pieces in flight finish sooner than one at a time
     int32_t *launch_order;      // buckets, in the order in which they are launched
