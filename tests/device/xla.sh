@@ -133,6 +133,8 @@ else
         ok $? "$name: and prints what its head says" || diag <"$WORK/ran"
         ok_run 0 "$name: calls, ranks that are threads" 100 "$WORK/calls" xla
         ok_run 0 "$name: calls, ranks that are processes" 100 "$WORK/calls" staged processes
+        [ "${IDIST_TEST_FULL:-0}" = 1 ] || [ ! -e "$WORK/built_all_reduce" ] ||
+            tests="all_reduce reduce_scatter v_forms" # the second plug-in
         for test in $tests; do
             thin=60 # one case in 60 of the grid
             [ "${IDIST_TEST_FULL:-0}" != 1 ] || thin=4

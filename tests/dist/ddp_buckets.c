@@ -625,7 +625,7 @@ int main(void) {
     const char *full = getenv("IDIST_TEST_FULL");
 
     tap_deadline(400);
-    for (int n = 1; n <= 5; n++)
+    for (int n = 1; n <= (test_quick() ? 3 : 5); n++)
         for (int t = 0; t < N_TRANSPORTS; t++)
             if (t == 0 || n == 3 || (full && *full)) with_ranks(n, transport_names[t]);
     ranks_case(2, NULL, no_sums, NULL, "dtypes that have no sum");
