@@ -50,7 +50,8 @@ WHAT IT IS
                 program needs them.
     ddp         Does what DistributedDataParallel and Horovod's DistributedOptimizer do. For a
                 picture, see src/train/ddp/ddp_model.h in the repository.
-    metrics     Local sums, which are added over all ranks when you read the value.
+    metrics     Local sums, which are added over all ranks when you read the value. Scores follow
+                from a confusion matrix.
     checkpoint  Rank 0 writes and reads; a file is either complete or absent.
     log         Only rank 0 logs.
     summary     Rank 0 writes losses and other scalars for TensorBoard and as CSV.
@@ -765,6 +766,13 @@ typedef struct idist_accuracy {
 // classes - 1.
 IDIST_API idist_status idist_accuracy_update(idist_accuracy *m, const float *scores,
                                              const int *labels, size_t n, int classes);
+// Adds n samples for top-k accuracy: a sample is correct if fewer than k classes come before its
+// label. A class comes before the label if its score is higher, or if its score is equal and its
+// number is lower. A row with a NaN is wrong. With k = 1 this is idist_accuracy_update. Returns
+// IDIST_ERR_ARG, and counts nothing, if k is outside 1 .. classes or a label is outside 0 ..
+// classes - 1.
+IDIST_API idist_status idist_accuracy_update_top_k(idist_accuracy *m, const float *scores,
+                                                   const int *labels, size_t n, int classes, int k);
 // Computes the accuracy over all ranks, which is NaN if no rank has seen a sample.
 IDIST_API idist_status idist_accuracy_compute(const idist_accuracy *m, double *value,
                                               const idist_opts *opts);
@@ -778,6 +786,17 @@ typedef struct idist_mean {
 IDIST_API void idist_mean_update(idist_mean *m, double value, double weight);
 IDIST_API idist_status idist_mean_compute(const idist_mean *m, double *value,
                                           const idist_opts *opts);
+// Add the squares or the absolute values of the differences between `count` predictions and
+// targets. idist_mean_compute then gives the mean squared error or the mean absolute error. NaN and
+// infinity propagate into the mean. Each element counts once. Ignite's MeanSquaredError and
+// MeanAbsoluteError divide by the number of samples instead. So if a sample is a vector of w
+// elements, Ignite's value is w times as large. Differences are computed in double. Return
+// IDIST_ERR_ARG, and count nothing, if a pointer is NULL; predicted and targets may be NULL if
+// count is 0.
+IDIST_API idist_status idist_mean_squared_error_update(idist_mean *m, const float *predicted,
+                                                       const float *targets, size_t count);
+IDIST_API idist_status idist_mean_absolute_error_update(idist_mean *m, const float *predicted,
+                                                        const float *targets, size_t count);
 
 // An exponential moving average: value = alpha * value + (1 - alpha) * new, starting with the first
 // value. With alpha 1 the first value stays. compute gives the mean over those ranks that have a
@@ -804,9 +823,44 @@ IDIST_API idist_status idist_confusion_update(idist_confusion *m, const int *pre
 IDIST_API idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
                                                const idist_opts *opts);
 
-// Computes a metric that cannot be summed, such as the area under a curve. Rank 0 of the group gets
-// the rows of all ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all
-// ranks.
+// How the scores of the classes become one number.
+typedef enum idist_average {
+    IDIST_AVERAGE_MACRO = 0,    // the mean over all classes, including classes that never occur
+    IDIST_AVERAGE_MICRO = 1,    // the score of the counts summed over all classes
+    IDIST_AVERAGE_WEIGHTED = 2, // the mean over the classes, weighted by the labels of each class
+    IDIST_AVERAGE_NONE = 3      // no average: one number per class
+} idist_average;
+// Compute scores of a confusion matrix. Local. `cells` are the classes * classes counts that
+// idist_confusion_compute gave. `values` gets `classes` numbers with IDIST_AVERAGE_NONE, and
+// otherwise one number. A class is scored by three counts: its labels, its predictions, and its
+// correct predictions. A score of 0 / 0 is 0, as in Ignite; so is an average of no samples.
+//
+//     idist_precision   correct / predictions
+//     idist_recall      correct / labels
+//     idist_f_beta      the weighted harmonic mean of precision and recall:
+//                       (1 + beta^2) * correct / (beta^2 * labels + predictions). beta is at least
+//                       0; infinity gives the recall.
+//     idist_iou         correct / (labels + predictions - correct), the intersection over union;
+//                       IDIST_AVERAGE_MACRO gives the mean IoU
+//
+// A binary classifier passes 2 classes and IDIST_AVERAGE_NONE; its precision is values[1]. A
+// multi-label classifier keeps a confusion of 2 classes per label; the precision of a label is
+// values[1] of its confusion. The micro average over the labels is values[1] of the sum of their
+// cells.
+//
+// Return IDIST_ERR_ARG, and write no value, if a pointer is NULL, classes is below 1, beta is
+// negative or NaN, or average is not one of the above.
+IDIST_API idist_status idist_precision(const uint64_t *cells, int classes, idist_average average,
+                                       double *values);
+IDIST_API idist_status idist_recall(const uint64_t *cells, int classes, idist_average average,
+                                    double *values);
+IDIST_API idist_status idist_f_beta(const uint64_t *cells, int classes, double beta,
+                                    idist_average average, double *values);
+IDIST_API idist_status idist_iou(const uint64_t *cells, int classes, idist_average average,
+                                 double *values);
+
+// Computes a metric that cannot be summed, such as a median. Rank 0 of the group gets the rows of
+// all ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all ranks.
 // rows: n of row_nbytes bytes; n may differ between ranks.
 // The function returns 0 on success. If it fails, all ranks get IDIST_ERR_CALLBACK. It must not
 // call idist.
@@ -814,6 +868,21 @@ typedef int (*idist_epoch_metric_fn)(const void *rows, size_t n, void *arg, doub
 IDIST_API idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
                                           idist_epoch_metric_fn fn, void *arg, double *value,
                                           const idist_opts *opts);
+
+// Computes the area under the ROC curve of a binary classifier: the fraction of pairs of a sample
+// with label 1 and a sample with label 0 in which the former has the higher score. A pair with
+// equal scores counts one half. scores, labels: n; n may differ between ranks. The value is NaN if
+// the samples of all ranks have the same label, or if there are no samples.
+//
+// Collective. Rank 0 of the group gets 8 bytes per sample of all ranks, sorts the samples and
+// computes the value, which goes to all ranks. It counts pairs in integers, which are exact for any
+// number of samples. A rank that does not want the result passes NULL for value.
+//
+// All ranks get the error of the first rank that failed. On the other ranks, the text names it.
+// IDIST_ERR_ARG: a label is neither 0 nor 1, a score is NaN, or a pointer is NULL.
+// IDIST_ERR_NO_MEMORY: out of memory.
+IDIST_API idist_status idist_roc_auc(const float *scores, const int *labels, size_t n,
+                                     double *value, const idist_opts *opts);
 
 //------------------------------------------------------------------------------
 // [train_api:checkpoint]  files that are either complete or absent
@@ -3154,39 +3223,50 @@ static idist_status idist__metric_ratio(const char *name, const void *metric, do
     return status;
 }
 
-// Returns true if the label is the first class with the highest score in a row. Returns false if
+// Returns true if fewer than k classes come before the label in a row. A class comes before the
+// label if its score is higher, or if its score is equal and its number is lower. Returns false if
 // the row contains a NaN.
-static bool idist__metric_is_correct(const float *row, int label, int classes) {
+static bool idist__metric_is_among(const float *row, int label, int classes, int k) {
     float score = row[label];
-    bool correct = score == score; // not a NaN
-    int k;
+    int i, before = 0;
 
-    for (k = 0; k < classes && correct; k++) {
-        if (k < label) correct = score > row[k];
-        else if (k > label) correct = score >= row[k];
+    for (i = 0; i < classes && before < k; i++) {
+        if (row[i] != row[i]) return false; // a NaN
+        if (row[i] > score || (row[i] == score && i < label)) before++;
     }
 
-    return correct;
+    return before < k;
+}
+
+// Adds n samples. A sample is correct if its label is among the first k classes of its row.
+static idist_status idist__metric_add_rows(const char *name, idist_accuracy *m, const float *scores,
+                                           const int *labels, size_t n, int classes, int k) {
+    size_t i;
+
+    if (!m || (n && (!scores || !labels)) || classes < 1)
+        return idist__fail(IDIST_ERR_ARG, "%s: %d classes, or a pointer is NULL", name, classes);
+    if (k < 1 || k > classes)
+        return idist__fail(IDIST_ERR_ARG, "%s: k is %d, which is not in 1 .. %d", name, k, classes);
+    for (i = 0; i < n; i++)
+        if (labels[i] < 0 || labels[i] >= classes)
+            return idist__fail(IDIST_ERR_ARG, "%s: label %d of sample %zu is not in 0 .. %d", name,
+                               labels[i], i, classes - 1);
+
+    for (i = 0; i < n; i++)
+        m->correct += idist__metric_is_among(scores + i * (size_t)classes, labels[i], classes, k);
+    m->total += n;
+
+    return IDIST_OK;
 }
 
 idist_status idist_accuracy_update(idist_accuracy *m, const float *scores, const int *labels,
                                    size_t n, int classes) {
-    size_t i;
+    return idist__metric_add_rows("accuracy_update", m, scores, labels, n, classes, 1);
+}
 
-    if (!m || (n && (!scores || !labels)) || classes < 1)
-        return idist__fail(IDIST_ERR_ARG, "accuracy_update: %d classes, or a pointer is NULL",
-                           classes);
-    for (i = 0; i < n; i++)
-        if (labels[i] < 0 || labels[i] >= classes)
-            return idist__fail(IDIST_ERR_ARG,
-                               "accuracy_update: label %d of sample %zu is not in 0 .. %d",
-                               labels[i], i, classes - 1);
-
-    for (i = 0; i < n; i++)
-        m->correct += idist__metric_is_correct(scores + i * (size_t)classes, labels[i], classes);
-    m->total += n;
-
-    return IDIST_OK;
+idist_status idist_accuracy_update_top_k(idist_accuracy *m, const float *scores, const int *labels,
+                                         size_t n, int classes, int k) {
+    return idist__metric_add_rows("accuracy_update_top_k", m, scores, labels, n, classes, k);
 }
 
 idist_status idist_accuracy_compute(const idist_accuracy *m, double *value,
@@ -3204,6 +3284,41 @@ void idist_mean_update(idist_mean *mean, double value, double weight) {
 idist_status idist_mean_compute(const idist_mean *mean, double *value, const idist_opts *opts) {
     return idist__metric_ratio("mean_compute", mean, mean ? mean->sum : 0, mean ? mean->weight : 0,
                                value, opts);
+}
+
+// Adds the squares or the absolute values of the differences between predictions and targets.
+static idist_status idist__metric_add_errors(const char *name, idist_mean *mean,
+                                             const float *predicted, const float *targets,
+                                             size_t count, bool squared) {
+    double sum = 0;
+    size_t i;
+
+    if (!mean || (count && (!predicted || !targets)))
+        return idist__fail(IDIST_ERR_ARG, "%s: a pointer is NULL", name);
+
+    for (i = 0; i < count; i++) {
+        double error = (double)predicted[i] - (double)targets[i];
+
+        if (squared) sum += error * error;
+        else sum += error < 0 ? -error : error;
+    }
+
+    mean->sum += sum;
+    mean->weight += (double)count;
+
+    return IDIST_OK;
+}
+
+idist_status idist_mean_squared_error_update(idist_mean *mean, const float *predicted,
+                                             const float *targets, size_t count) {
+    return idist__metric_add_errors("mean_squared_error_update", mean, predicted, targets, count,
+                                    true);
+}
+
+idist_status idist_mean_absolute_error_update(idist_mean *mean, const float *predicted,
+                                              const float *targets, size_t count) {
+    return idist__metric_add_errors("mean_absolute_error_update", mean, predicted, targets, count,
+                                    false);
 }
 
 void idist_running_average_update(idist_running_average *m, double value) {
@@ -3283,14 +3398,26 @@ idist_status idist_confusion_compute(const idist_confusion *confusion, uint64_t 
 //     broadcast    the value
 //------------------------------------------------------------------------------
 
+// A metric that rank 0 computes.
+typedef struct idist__epoch_metric {
+    const char *name; // of the public function, for error texts
+    const void *rows; // of this rank
+    size_t n, row_nbytes;
+    idist_epoch_metric_fn fn;
+    void *arg;              // passed to fn
+    const idist_opts *opts; // from idist__agree_enter
+} idist__epoch_metric;
+
 // The words that rank 0 gathers from each rank.
 enum { IDIST__EPOCH_ROWS, IDIST__EPOCH_ROW_NBYTES, IDIST__EPOCH_WORDS };
 
 // Checks the row sizes of all ranks and allocates memory for all rows. Sets counts[rank] to the
 // number of bytes from each rank, and *total to the number of rows. Called on rank 0.
-static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, size_t row_nbytes,
-                                              size_t *counts, char **rows, uint64_t *total) {
-    int rank;
+static idist_status idist__epoch_metric_alloc(const idist__epoch_metric *metric,
+                                              const uint64_t *sizes, size_t *counts, char **rows,
+                                              uint64_t *total) {
+    size_t row_nbytes = metric->row_nbytes;
+    int rank, ranks = idist_group_size(metric->opts->group);
 
     *rows = NULL;
     *total = 0;
@@ -3300,94 +3427,339 @@ static idist_status idist__epoch_metric_alloc(const uint64_t *sizes, int ranks, 
 
         if (size[IDIST__EPOCH_ROW_NBYTES] != row_nbytes)
             return idist__fail(IDIST_ERR_ARG,
-                               "epoch_metric: a row has %zu bytes here, but %llu on another rank",
-                               row_nbytes, (unsigned long long)size[IDIST__EPOCH_ROW_NBYTES]);
+                               "%s: a row has %zu bytes here, but %llu on another rank",
+                               metric->name, row_nbytes,
+                               (unsigned long long)size[IDIST__EPOCH_ROW_NBYTES]);
         if (size[IDIST__EPOCH_ROWS] > (SIZE_MAX / 2 - *total * row_nbytes) / row_nbytes)
-            return idist__fail(IDIST_ERR_NO_MEMORY,
-                               "epoch_metric: no memory for the rows of all ranks");
+            return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for the rows of all ranks",
+                               metric->name);
         *total += size[IDIST__EPOCH_ROWS];
         counts[rank] = (size_t)size[IDIST__EPOCH_ROWS] * row_nbytes;
     }
 
     *rows = (char *)malloc((size_t)*total * row_nbytes + 1);
     if (!*rows)
-        return idist__fail(IDIST_ERR_NO_MEMORY, "epoch_metric: no memory for %llu rows",
+        return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %llu rows", metric->name,
                            (unsigned long long)*total);
 
     return IDIST_OK;
 }
 
-// Gathers the rows of all ranks on rank 0. `own` contains the number and size of this rank's rows.
-// Collective.
-static idist_status idist__epoch_metric_gather(const void *rows, const uint64_t *own,
-                                               uint64_t *sizes, size_t *counts, char **all,
-                                               uint64_t *total, const idist_opts *opts) {
-    size_t row_nbytes = (size_t)own[IDIST__EPOCH_ROW_NBYTES];
-    size_t nbytes = (size_t)own[IDIST__EPOCH_ROWS] * row_nbytes;
-    idist_status status = idist_gather(own, sizes, IDIST__EPOCH_WORDS, IDIST_U64, 0, opts);
+// Gathers the rows of all ranks on rank 0. Collective.
+static idist_status idist__epoch_metric_gather(const idist__epoch_metric *metric, uint64_t *sizes,
+                                               size_t *counts, char **all, uint64_t *total) {
+    const idist_opts *opts = metric->opts;
+    uint64_t own[IDIST__EPOCH_WORDS];
+    idist_status status;
 
+    own[IDIST__EPOCH_ROWS] = metric->n;
+    own[IDIST__EPOCH_ROW_NBYTES] = metric->row_nbytes;
+    status = idist_gather(own, sizes, IDIST__EPOCH_WORDS, IDIST_U64, 0, opts);
     if (status != IDIST_OK) return status;
+
     if (idist_group_rank(opts->group) == 0)
-        status = idist__epoch_metric_alloc(sizes, idist_group_size(opts->group), row_nbytes, counts,
-                                           all, total);
+        status = idist__epoch_metric_alloc(metric, sizes, counts, all, total);
     status = idist__agree(status, opts);
     if (status != IDIST_OK) return status;
 
-    return idist_gatherv(rows, nbytes, *all, counts, NULL, IDIST_U8, 0, opts);
+    return idist_gatherv(metric->rows, metric->n * metric->row_nbytes, *all, counts, NULL, IDIST_U8,
+                         0, opts);
 }
 
-// Calls the program's function. Called on rank 0.
-IDIST__NOINLINE static idist_status idist__epoch_metric_call(idist_epoch_metric_fn fn,
+// Calls the function of the metric. Called on rank 0.
+IDIST__NOINLINE static idist_status idist__epoch_metric_call(const idist__epoch_metric *metric,
                                                              const void *rows, uint64_t total,
-                                                             void *arg, double *value) {
+                                                             double *value) {
     int result = 1;
 
-    IDIST__CALLBACK(result = fn(rows, (size_t)total, arg, value));
-    if (idist__callback_threw("epoch_metric", "the function")) return IDIST_ERR_CALLBACK;
+    IDIST__CALLBACK(result = metric->fn(rows, (size_t)total, metric->arg, value));
+    if (idist__callback_threw(metric->name, "the function")) return IDIST_ERR_CALLBACK;
     if (!result) return IDIST_OK;
 
-    return idist__fail(IDIST_ERR_CALLBACK, "epoch_metric: the function failed with %d", result);
+    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed with %d", metric->name, result);
+}
+
+// Computes a metric on rank 0 and gives its value to all ranks. If `mine` is not IDIST_OK, this
+// rank cannot take part, and all ranks get this status. Collective.
+static idist_status idist__epoch_metric_run(const idist__epoch_metric *metric, idist_status mine,
+                                            double *value) {
+    const idist_opts *opts = metric->opts;
+    int ranks = idist_group_size(opts->group);
+    uint64_t total = 0, *sizes;
+    size_t *counts, rank_nbytes = IDIST__EPOCH_WORDS * sizeof *sizes + sizeof *counts;
+    char *all = NULL;
+    double computed = 0;
+    idist_status status = mine;
+
+    sizes = (uint64_t *)malloc((size_t)ranks * rank_nbytes);
+    counts = (size_t *)(void *)(sizes ? sizes + IDIST__EPOCH_WORDS * ranks : NULL);
+    if (!sizes && status == IDIST_OK)
+        status =
+            idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %d ranks", metric->name, ranks);
+
+    status = idist__agree(status, opts);
+    if (status == IDIST_OK)
+        status = idist__epoch_metric_gather(metric, sizes, counts, &all, &total);
+
+    if (status == IDIST_OK) {
+        if (idist_group_rank(opts->group) == 0)
+            status = idist__epoch_metric_call(metric, all, total, &computed);
+        status = idist__agree(status, opts);
+    }
+
+    if (status == IDIST_OK) status = idist_broadcast(&computed, 1, IDIST_F64, 0, opts);
+    if (status == IDIST_OK && value) *value = computed;
+    free(all);
+    free(sizes);
+
+    return status;
 }
 
 idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
                                 idist_epoch_metric_fn fn, void *arg, double *value,
                                 const idist_opts *opts) {
-    uint64_t own[IDIST__EPOCH_WORDS], total = 0, *sizes;
-    size_t *counts, rank_nbytes;
-    char *all = NULL;
-    int ranks;
-    double computed = 0;
     idist_opts own_opts;
+    idist__epoch_metric metric = {"epoch_metric", rows, n, row_nbytes, fn, arg, &own_opts};
     idist_status status = idist__agree_enter("epoch_metric", opts, &own_opts);
 
     if (status != IDIST_OK) return status;
-    ranks = idist_group_size(own_opts.group);
-    rank_nbytes = IDIST__EPOCH_WORDS * sizeof *sizes + sizeof *counts;
-    sizes = (uint64_t *)malloc((size_t)ranks * rank_nbytes);
-    counts = (size_t *)(void *)(sizes ? sizes + IDIST__EPOCH_WORDS * ranks : NULL);
-    if (!sizes)
-        status = idist__fail(IDIST_ERR_NO_MEMORY, "epoch_metric: no memory for %d ranks", ranks);
-    else if (!row_nbytes || !fn || (n && !rows) || n > SIZE_MAX / 2 / row_nbytes)
+    if (!row_nbytes || !fn || (n && !rows) || n > SIZE_MAX / 2 / row_nbytes)
         status =
             idist__fail(IDIST_ERR_ARG, "epoch_metric: %zu rows of %zu bytes, or a pointer is NULL",
                         n, row_nbytes);
 
-    own[IDIST__EPOCH_ROWS] = n;
-    own[IDIST__EPOCH_ROW_NBYTES] = row_nbytes;
-    status = idist__agree(status, &own_opts);
-    if (status == IDIST_OK)
-        status = idist__epoch_metric_gather(rows, own, sizes, counts, &all, &total, &own_opts);
+    return idist__epoch_metric_run(&metric, status, value);
+}
 
-    if (status == IDIST_OK) {
-        if (idist_group_rank(own_opts.group) == 0)
-            status = idist__epoch_metric_call(fn, all, total, arg, &computed);
-        status = idist__agree(status, &own_opts);
+// ---- train/scores.h ------------------------------------------------------------------------------
+
+// train/scores.h: scores of a confusion matrix
+//
+// Each score of a class is a fraction of three counts of samples:
+//
+//                                     correct
+//     score = ---------------------------------------------------------
+//             a * labels  +  b * predictions  +  c * correct predictions
+//
+// Precision has the factors 0, 1, 0; recall 1, 0, 0; IoU 1, 1, -1. F-beta divides beta^2 and 1 by
+// 1 + beta^2. Counts are added in double, so they do not overflow. Sums are exact up to 2^53.
+
+// Samples of a class, or the factors of these counts in the denominator of a score.
+typedef struct idist__scores_terms {
+    double labels;    // samples with this label
+    double predicted; // samples for which the class was predicted
+    double correct;   // samples for which the class was predicted correctly
+} idist__scores_terms;
+
+static idist__scores_terms idist__scores_count(const uint64_t *cells, int classes, int which) {
+    const uint64_t *row = cells + (size_t)which * (size_t)classes, *column = cells + which;
+    idist__scores_terms counts;
+    int k;
+
+    counts.labels = counts.predicted = 0;
+    counts.correct = (double)row[which];
+
+    for (k = 0; k < classes; k++) {
+        counts.labels += (double)row[k];
+        counts.predicted += (double)column[(size_t)k * (size_t)classes];
     }
 
-    if (status == IDIST_OK) status = idist_broadcast(&computed, 1, IDIST_F64, 0, &own_opts);
-    if (status == IDIST_OK && value) *value = computed;
-    free(all);
-    free(sizes);
+    return counts;
+}
+
+// Returns the score of a class, which is 0 if nothing is correct.
+static double idist__scores_divide(const idist__scores_terms *counts,
+                                   const idist__scores_terms *factors) {
+    double whole = counts->labels * factors->labels + counts->predicted * factors->predicted +
+                   counts->correct * factors->correct;
+
+    if (counts->correct == 0) return 0;
+    if (whole < counts->correct) whole = counts->correct; // a rounding error
+
+    return counts->correct / whole;
+}
+
+static idist_status idist__scores_compute(const char *name, const uint64_t *cells, int classes,
+                                          const idist__scores_terms *factors, idist_average average,
+                                          double *values) {
+    idist__scores_terms all = {0, 0, 0};
+    double sum = 0, weighted = 0;
+    int k;
+
+    if (!cells || !values || classes < 1)
+        return idist__fail(IDIST_ERR_ARG, "%s: %d classes, or a pointer is NULL", name, classes);
+    if ((int)average < IDIST_AVERAGE_MACRO || average > IDIST_AVERAGE_NONE)
+        return idist__fail(IDIST_ERR_ARG, "%s: invalid average %d", name, (int)average);
+
+    for (k = 0; k < classes; k++) {
+        idist__scores_terms counts = idist__scores_count(cells, classes, k);
+        double score = idist__scores_divide(&counts, factors);
+
+        all.labels += counts.labels;
+        all.predicted += counts.predicted;
+        all.correct += counts.correct;
+        sum += score;
+        weighted += score * counts.labels;
+        if (average == IDIST_AVERAGE_NONE) values[k] = score;
+    }
+
+    if (average == IDIST_AVERAGE_MACRO) *values = sum / classes;
+    if (average == IDIST_AVERAGE_MICRO) *values = idist__scores_divide(&all, factors);
+    if (average == IDIST_AVERAGE_WEIGHTED) *values = all.labels > 0 ? weighted / all.labels : 0;
+
+    return IDIST_OK;
+}
+
+idist_status idist_precision(const uint64_t *cells, int classes, idist_average average,
+                             double *values) {
+    static const idist__scores_terms factors = {0, 1, 0};
+    return idist__scores_compute("precision", cells, classes, &factors, average, values);
+}
+
+idist_status idist_recall(const uint64_t *cells, int classes, idist_average average,
+                          double *values) {
+    static const idist__scores_terms factors = {1, 0, 0};
+    return idist__scores_compute("recall", cells, classes, &factors, average, values);
+}
+
+idist_status idist_f_beta(const uint64_t *cells, int classes, double beta, idist_average average,
+                          double *values) {
+    char text[IDIST__NUMBER_NBYTES];
+    idist__scores_terms factors = {0, 0, 0};
+    // The square of a beta above 1 could be infinite. The square of its reciprocal becomes 0.
+    double inverse = beta > 1 ? 1 / beta : 1, square = beta > 1 ? 1 : beta * beta;
+
+    if (!(beta >= 0))
+        return idist__fail(IDIST_ERR_ARG, "f_beta: beta must be at least 0, got %s",
+                           idist__number_print(text, beta, 6));
+
+    factors.labels = square / (square + inverse * inverse);
+    factors.predicted = inverse * inverse / (square + inverse * inverse);
+
+    return idist__scores_compute("f_beta", cells, classes, &factors, average, values);
+}
+
+idist_status idist_iou(const uint64_t *cells, int classes, idist_average average, double *values) {
+    static const idist__scores_terms factors = {1, 1, -1};
+    return idist__scores_compute("iou", cells, classes, &factors, average, values);
+}
+
+// ---- train/roc_auc.h -----------------------------------------------------------------------------
+
+// train/roc_auc.h: the area under the ROC curve
+//
+// The area is the fraction of pairs of a positive and a negative sample in which the positive one
+// has the higher score (the statistic U of Mann and Whitney, divided by the number of pairs). A
+// pair with equal scores counts one half. Rank 0 sorts the samples of all ranks by their scores:
+//
+//     score         0.1   0.3   0.3   0.8
+//     label          0     0     1     1
+//     half pairs                 3     4     of 4, for two negative samples
+//
+// A positive sample gets 2 half pairs for each negative sample with a lower score, and 1 half pair
+// for each negative sample with the same score. Here the area is (3 + 4) / (2 * 4).
+//
+// The sum of the half pairs may exceed 64 bits. So rank 0 divides the sum by twice the number of
+// negative samples while it adds, and keeps the quotient and the remainder, two integers. The
+// quotient is at most the number of positive samples.
+
+// A sample, as rank 0 gets it.
+typedef struct idist__roc_auc_row {
+    float score;
+    int32_t label;
+} idist__roc_auc_row;
+
+// Compares the scores of two rows, for qsort.
+static int idist__roc_auc_compare(const void *a, const void *b) {
+    float x = ((const idist__roc_auc_row *)a)->score, y = ((const idist__roc_auc_row *)b)->score;
+    return (x > y) - (x < y);
+}
+
+// Returns the area of sorted rows, or NaN if all labels are equal.
+static double idist__roc_auc_area(const idist__roc_auc_row *rows, size_t n) {
+    uint64_t positives = 0, negatives, below = 0, quotient = 0, remainder = 0, i;
+    size_t first, end;
+
+    for (first = 0; first < n; first++) positives += (uint64_t)rows[first].label;
+    negatives = n - positives;
+    if (!positives || !negatives) return (double)idist__small_float_from_bits(0x7fc00000u);
+
+    for (first = 0; first < n; first = end) {
+        uint64_t equal[2] = {0, 0}; // negative and positive samples of this score
+
+        for (end = first; end < n && rows[end].score == rows[first].score; end++)
+            equal[rows[end].label]++;
+
+        for (i = 0; i < equal[1]; i++) {
+            remainder += 2 * below + equal[0]; // adds at most the divisor
+            if (remainder < 2 * negatives) continue;
+            remainder -= 2 * negatives;
+            quotient++;
+        }
+
+        below += equal[0];
+    }
+
+    return ((double)quotient + (double)remainder / (2 * (double)negatives)) / (double)positives;
+}
+
+// Computes the area. Called on rank 0 with the rows of all ranks, in memory that
+// idist__epoch_metric_run has allocated.
+static int idist__roc_auc_compute(const void *rows, size_t n, void *arg, double *value) {
+    idist__roc_auc_row *sorted = (idist__roc_auc_row *)rows;
+
+    (void)arg;
+    qsort(sorted, n, sizeof *sorted, idist__roc_auc_compare);
+    *value = idist__roc_auc_area(sorted, n);
+
+    return 0;
+}
+
+// Checks the samples of this rank, and copies them to rows that the caller frees.
+static idist_status idist__roc_auc_pack(const float *scores, const int *labels, size_t n,
+                                        idist__roc_auc_row **rows) {
+    size_t i;
+
+    if ((n && (!scores || !labels)) || n > SIZE_MAX / 2 / sizeof **rows)
+        return idist__fail(IDIST_ERR_ARG, "roc_auc: %zu samples, or a pointer is NULL", n);
+    for (i = 0; i < n; i++) {
+        if (labels[i] != 0 && labels[i] != 1)
+            return idist__fail(IDIST_ERR_ARG, "roc_auc: label %d of sample %zu is neither 0 nor 1",
+                               labels[i], i);
+        if (scores[i] != scores[i])
+            return idist__fail(IDIST_ERR_ARG, "roc_auc: the score of sample %zu is NaN", i);
+    }
+
+    *rows = (idist__roc_auc_row *)malloc(n * sizeof **rows + 1);
+    if (!*rows) return idist__fail(IDIST_ERR_NO_MEMORY, "roc_auc: no memory for %zu samples", n);
+
+    for (i = 0; i < n; i++) {
+        (*rows)[i].score = scores[i];
+        (*rows)[i].label = labels[i];
+    }
+
+    return IDIST_OK;
+}
+
+idist_status idist_roc_auc(const float *scores, const int *labels, size_t n, double *value,
+                           const idist_opts *opts) {
+    idist__roc_auc_row *rows = NULL;
+    idist__epoch_metric metric;
+    idist_opts own_opts;
+    idist_status status = idist__agree_enter("roc_auc", opts, &own_opts);
+
+    if (status != IDIST_OK) return status;
+
+    status = idist__roc_auc_pack(scores, labels, n, &rows);
+    metric.name = "roc_auc";
+    metric.rows = rows;
+    metric.n = n;
+    metric.row_nbytes = sizeof *rows;
+    metric.fn = idist__roc_auc_compute;
+    metric.arg = NULL;
+    metric.opts = &own_opts;
+    status = idist__epoch_metric_run(&metric, status, value);
+    free(rows);
 
     return status;
 }

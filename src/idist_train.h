@@ -50,7 +50,8 @@ WHAT IT IS
                 program needs them.
     ddp         Does what DistributedDataParallel and Horovod's DistributedOptimizer do. For a
                 picture, see src/train/ddp/ddp_model.h in the repository.
-    metrics     Local sums, which are added over all ranks when you read the value.
+    metrics     Local sums, which are added over all ranks when you read the value. Scores follow
+                from a confusion matrix.
     checkpoint  Rank 0 writes and reads; a file is either complete or absent.
     log         Only rank 0 logs.
     summary     Rank 0 writes losses and other scalars for TensorBoard and as CSV.
@@ -764,6 +765,13 @@ typedef struct idist_accuracy {
 // classes - 1.
 IDIST_API idist_status idist_accuracy_update(idist_accuracy *m, const float *scores,
                                              const int *labels, size_t n, int classes);
+// Adds n samples for top-k accuracy: a sample is correct if fewer than k classes come before its
+// label. A class comes before the label if its score is higher, or if its score is equal and its
+// number is lower. A row with a NaN is wrong. With k = 1 this is idist_accuracy_update. Returns
+// IDIST_ERR_ARG, and counts nothing, if k is outside 1 .. classes or a label is outside 0 ..
+// classes - 1.
+IDIST_API idist_status idist_accuracy_update_top_k(idist_accuracy *m, const float *scores,
+                                                   const int *labels, size_t n, int classes, int k);
 // Computes the accuracy over all ranks, which is NaN if no rank has seen a sample.
 IDIST_API idist_status idist_accuracy_compute(const idist_accuracy *m, double *value,
                                               const idist_opts *opts);
@@ -777,6 +785,17 @@ typedef struct idist_mean {
 IDIST_API void idist_mean_update(idist_mean *m, double value, double weight);
 IDIST_API idist_status idist_mean_compute(const idist_mean *m, double *value,
                                           const idist_opts *opts);
+// Add the squares or the absolute values of the differences between `count` predictions and
+// targets. idist_mean_compute then gives the mean squared error or the mean absolute error. NaN and
+// infinity propagate into the mean. Each element counts once. Ignite's MeanSquaredError and
+// MeanAbsoluteError divide by the number of samples instead. So if a sample is a vector of w
+// elements, Ignite's value is w times as large. Differences are computed in double. Return
+// IDIST_ERR_ARG, and count nothing, if a pointer is NULL; predicted and targets may be NULL if
+// count is 0.
+IDIST_API idist_status idist_mean_squared_error_update(idist_mean *m, const float *predicted,
+                                                       const float *targets, size_t count);
+IDIST_API idist_status idist_mean_absolute_error_update(idist_mean *m, const float *predicted,
+                                                        const float *targets, size_t count);
 
 // An exponential moving average: value = alpha * value + (1 - alpha) * new, starting with the first
 // value. With alpha 1 the first value stays. compute gives the mean over those ranks that have a
@@ -803,9 +822,44 @@ IDIST_API idist_status idist_confusion_update(idist_confusion *m, const int *pre
 IDIST_API idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
                                                const idist_opts *opts);
 
-// Computes a metric that cannot be summed, such as the area under a curve. Rank 0 of the group gets
-// the rows of all ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all
-// ranks.
+// How the scores of the classes become one number.
+typedef enum idist_average {
+    IDIST_AVERAGE_MACRO = 0,    // the mean over all classes, including classes that never occur
+    IDIST_AVERAGE_MICRO = 1,    // the score of the counts summed over all classes
+    IDIST_AVERAGE_WEIGHTED = 2, // the mean over the classes, weighted by the labels of each class
+    IDIST_AVERAGE_NONE = 3      // no average: one number per class
+} idist_average;
+// Compute scores of a confusion matrix. Local. `cells` are the classes * classes counts that
+// idist_confusion_compute gave. `values` gets `classes` numbers with IDIST_AVERAGE_NONE, and
+// otherwise one number. A class is scored by three counts: its labels, its predictions, and its
+// correct predictions. A score of 0 / 0 is 0, as in Ignite; so is an average of no samples.
+//
+//     idist_precision   correct / predictions
+//     idist_recall      correct / labels
+//     idist_f_beta      the weighted harmonic mean of precision and recall:
+//                       (1 + beta^2) * correct / (beta^2 * labels + predictions). beta is at least
+//                       0; infinity gives the recall.
+//     idist_iou         correct / (labels + predictions - correct), the intersection over union;
+//                       IDIST_AVERAGE_MACRO gives the mean IoU
+//
+// A binary classifier passes 2 classes and IDIST_AVERAGE_NONE; its precision is values[1]. A
+// multi-label classifier keeps a confusion of 2 classes per label; the precision of a label is
+// values[1] of its confusion. The micro average over the labels is values[1] of the sum of their
+// cells.
+//
+// Return IDIST_ERR_ARG, and write no value, if a pointer is NULL, classes is below 1, beta is
+// negative or NaN, or average is not one of the above.
+IDIST_API idist_status idist_precision(const uint64_t *cells, int classes, idist_average average,
+                                       double *values);
+IDIST_API idist_status idist_recall(const uint64_t *cells, int classes, idist_average average,
+                                    double *values);
+IDIST_API idist_status idist_f_beta(const uint64_t *cells, int classes, double beta,
+                                    idist_average average, double *values);
+IDIST_API idist_status idist_iou(const uint64_t *cells, int classes, idist_average average,
+                                 double *values);
+
+// Computes a metric that cannot be summed, such as a median. Rank 0 of the group gets the rows of
+// all ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all ranks.
 // rows: n of row_nbytes bytes; n may differ between ranks.
 // The function returns 0 on success. If it fails, all ranks get IDIST_ERR_CALLBACK. It must not
 // call idist.
@@ -813,6 +867,21 @@ typedef int (*idist_epoch_metric_fn)(const void *rows, size_t n, void *arg, doub
 IDIST_API idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
                                           idist_epoch_metric_fn fn, void *arg, double *value,
                                           const idist_opts *opts);
+
+// Computes the area under the ROC curve of a binary classifier: the fraction of pairs of a sample
+// with label 1 and a sample with label 0 in which the former has the higher score. A pair with
+// equal scores counts one half. scores, labels: n; n may differ between ranks. The value is NaN if
+// the samples of all ranks have the same label, or if there are no samples.
+//
+// Collective. Rank 0 of the group gets 8 bytes per sample of all ranks, sorts the samples and
+// computes the value, which goes to all ranks. It counts pairs in integers, which are exact for any
+// number of samples. A rank that does not want the result passes NULL for value.
+//
+// All ranks get the error of the first rank that failed. On the other ranks, the text names it.
+// IDIST_ERR_ARG: a label is neither 0 nor 1, a score is NaN, or a pointer is NULL.
+// IDIST_ERR_NO_MEMORY: out of memory.
+IDIST_API idist_status idist_roc_auc(const float *scores, const int *labels, size_t n,
+                                     double *value, const idist_opts *opts);
 
 //------------------------------------------------------------------------------
 // [train_api:checkpoint]  files that are either complete or absent
@@ -1012,6 +1081,8 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
 #include "train/grad_scaler.h"
 #include "train/schedule.h"
 #include "train/metric.h"
+#include "train/scores.h"
+#include "train/roc_auc.h"
 
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/flaw.h"
