@@ -709,26 +709,41 @@ typedef struct idist_milestone {
 // product of their distances in step and value is not finite.
 IDIST_API double idist_piecewise_linear(const idist_milestone *milestones, int n, double step);
 
-// Kind of a schedule: torch's schedulers of the same names, as closed formulas. In the formulas,
-// `begin`, `end` and `steps` are fields of the schedule. In them, `left` is the fraction of the
-// steps that remains: 1 - step / steps, but at least 0.
+// Kind of a schedule: torch's schedulers, as closed formulas. In the formulas, `begin`, `end` and
+// `steps` are fields of the schedule. In them, `left` is the fraction of the steps that remains:
+// 1 - step / steps, but at least 0.
 typedef enum idist_schedule_kind {
     IDIST_SCHEDULE_CONSTANT = 0,    // begin
     IDIST_SCHEDULE_STEP = 1,        // StepLR: times factor after every `steps` steps
     IDIST_SCHEDULE_EXPONENTIAL = 2, // ExponentialLR: times factor after every step
     // CosineAnnealingLR: from begin to end along half a cosine, then back again, and so on.
     IDIST_SCHEDULE_COSINE = 3,
-    // end + (begin - end) * left^power. PolynomialLR has end 0, LinearLR has power 1.
+    // end + (begin - end) * left^power. PolynomialLR has end 0. LinearLR has power 1,
+    // begin = rate * start_factor and end = rate * end_factor.
     IDIST_SCHEDULE_POLYNOMIAL = 4,
     // OneCycleLR: half a cosine up from begin to peak, and another one down to end, which is
     // reached at steps - 1.
-    IDIST_SCHEDULE_ONE_CYCLE = 5
+    IDIST_SCHEDULE_ONE_CYCLE = 5,
+    // MultiStepLR: begin, times factor at each of `milestones`. ConstantLR with factor f has
+    // begin = rate * f, factor = 1 / f, and the milestone total_iters.
+    IDIST_SCHEDULE_MULTI_STEP = 6,
+    // CosineAnnealingWarmRestarts: from begin to end along half a cosine, then from begin again.
+    // The first cycle has `steps` steps, and every later cycle `multiple` times as many as the one
+    // before.
+    IDIST_SCHEDULE_COSINE_RESTARTS = 7,
+    // CyclicLR ("triangular"): on straight lines from begin to peak in `steps` steps, back to begin
+    // in `down_steps` steps, and so on. The momentum does not cycle.
+    IDIST_SCHEDULE_CYCLIC = 8,
+    // CyclicLR ("triangular2"): every cycle is half as high as the one before.
+    IDIST_SCHEDULE_CYCLIC_HALVED = 9,
+    // CyclicLR ("exp_range"): the height above begin is multiplied by factor^step.
+    IDIST_SCHEDULE_CYCLIC_EXPONENTIAL = 10
 } idist_schedule_kind;
 
 // A schedule. All zero is valid: the constant 0. A schedule uses the fields that its kind names.
 typedef struct idist_schedule {
     double begin, end;
-    double peak;           // of one cycle
+    double peak;           // of one cycle and of the cyclic kinds
     double rise;           // fraction of `steps` until the peak, below 1; 0 means 0.3
     double factor;         // > 0
     double power;          // > 0; 0 means 1
@@ -736,17 +751,37 @@ typedef struct idist_schedule {
     uint64_t warmup_steps; // on a straight line to the first value; the schedule begins after them
     uint64_t steps;
     idist_schedule_kind kind;
+    uint64_t down_steps;        // of the cyclic kinds; 0 means `steps`
+    uint64_t multiple;          // of a cosine with restarts; 0 means 1
+    const uint64_t *milestones; // ascending steps; a step that is listed twice counts twice
+    int milestone_count;        // of the array `milestones`, which is yours; may be 0
+    // Of one cycle: straight lines instead of half cosines (anneal_strategy "linear").
+    bool linear;
+    // Of one cycle: after the peak, back to begin as fast as up, and then to end. The rise is at
+    // most 0.5.
+    bool three_phase;
 } idist_schedule;
 
-// Returns the value at a step; the first step is step 0. The relative error is at most 1e-12. The
-// time of a call does not depend on `step`. Returns NaN in these cases:
+// Returns the value at a step; the first step is step 0. The relative error is at most 1e-12,
+// unless terms of the formula almost cancel each other. In that case the error is at most 1e-12 of
+// the larger term. The time of a call does not depend on `step`. Returns NaN in these cases:
 //
 //   - The schedule is NULL, or its kind is invalid.
 //   - The kind uses `steps`, which is 0.
+//   - The milestones decrease.
 //   - A field that the kind uses is out of its range or not finite.
 //   - Two values that the schedule goes between are so far apart that their difference is not
 //     finite.
 IDIST_API double idist_schedule_value(const idist_schedule *schedule, uint64_t step);
+
+// Returns the value at a step of n schedules, one after the other (SequentialLR). Schedule i begins
+// at step milestones[i - 1], which is step 0 of schedule i. There are n - 1 milestones, and each is
+// above the one before. Every schedule has its own `begin`. (In torch, the schedulers share the
+// initial rate of the optimizer, which OneCycleLR and CyclicLR change for the others.) Returns NaN
+// if n is below 1, a pointer is NULL, the milestones do not increase, or idist_schedule_value
+// rejects a schedule.
+IDIST_API double idist_schedule_sequence(const idist_schedule *schedules,
+                                         const uint64_t *milestones, int n, uint64_t step);
 
 //------------------------------------------------------------------------------
 // [train_api:metric]  numbers over all ranks
@@ -3024,17 +3059,89 @@ static double idist__schedule_cosine(double from, double to, double left) {
     return to + (from - to) * sine * sine;
 }
 
-// Returns the value of a one-cycle schedule. Its phases end one step before rise * steps and one
-// step before `steps`, as in torch.
+// Returns the value at `left` between two values of a one-cycle schedule, on a straight line or on
+// half a cosine: `to` at left = 0 and `from` at left = 1, exact at both ends.
+static double idist__schedule_between(const idist_schedule *schedule, double from, double to,
+                                      double left) {
+    if (!schedule->linear) return idist__schedule_cosine(from, to, left);
+    return left > 0.5 ? from + (to - from) * (1 - left) : to + (from - to) * left;
+}
+
+// Returns the value of a one-cycle schedule. The phases end where they end in torch: one step
+// before rise * steps, two steps before 2 * rise * steps if there are three phases, and one step
+// before `steps`.
 static double idist__schedule_one_cycle(const idist_schedule *schedule, uint64_t step) {
     double rise = schedule->rise != 0 ? schedule->rise : 0.3;
     double top = rise * (double)schedule->steps - 1, last = (double)schedule->steps - 1;
-    double at = (double)step;
+    double at = (double)step, start = top, from = schedule->peak, left;
 
     if (step >= schedule->steps - 1) return schedule->end;
-    if (at < top) return idist__schedule_cosine(schedule->begin, schedule->peak, 1 - at / top);
+    if (at < top)
+        return idist__schedule_between(schedule, schedule->begin, schedule->peak, 1 - at / top);
 
-    return idist__schedule_cosine(schedule->peak, schedule->end, (last - at) / (last - top));
+    if (schedule->three_phase) {
+        start = 2 * top;
+        from = schedule->begin;
+        if (at < start)
+            return idist__schedule_between(schedule, schedule->peak, from,
+                                           (start - at) / (start - top));
+    }
+
+    // With very many steps, the rounded numbers of a step and of the last step may be equal.
+    left = at < last ? (last - at) / (last - start) : 0;
+    return idist__schedule_between(schedule, from, schedule->end, left);
+}
+
+// Returns the value of a cosine with restarts. A cycle has length * multiple steps, a product that
+// may be above 2^64.
+static double idist__schedule_restarts(const idist_schedule *schedule, uint64_t step) {
+    uint64_t length = schedule->steps, multiple = 1, done = step;
+    double rest;
+
+    if (schedule->multiple <= 1) done %= length;
+    while (done / multiple >= length) { // at most 64 times, because the length doubles at least
+        length *= multiple;
+        done -= length;
+        multiple = schedule->multiple;
+    }
+
+    // Computes length * multiple - done as a sum of two parts that are not negative.
+    rest = (double)(length - done / multiple - 1) * (double)multiple;
+    rest += (double)(multiple - done % multiple);
+
+    return idist__schedule_cosine(schedule->begin, schedule->end,
+                                  rest / ((double)length * (double)multiple));
+}
+
+// Returns the value of a cyclic schedule.
+static double idist__schedule_cyclic(const idist_schedule *schedule, uint64_t step) {
+    uint64_t up = schedule->steps, down = schedule->down_steps ? schedule->down_steps : up;
+    uint64_t cycle = 0, done = step;
+    double height = schedule->peak - schedule->begin;
+
+    if (down <= UINT64_MAX - up) { // otherwise the first cycle contains every step
+        cycle = step / (up + down);
+        done = step % (up + down);
+    }
+
+    if (done <= up) height *= (double)done / (double)up;
+    else height *= (double)(down - (done - up)) / (double)down;
+
+    if (schedule->kind == IDIST_SCHEDULE_CYCLIC_HALVED)
+        height = idist__schedule_scaled(height, 0.5, (double)cycle);
+    if (schedule->kind == IDIST_SCHEDULE_CYCLIC_EXPONENTIAL)
+        height = idist__schedule_scaled(height, schedule->factor, (double)step);
+
+    return schedule->begin + height;
+}
+
+// Returns the value of a multi-step schedule.
+static double idist__schedule_multi_step(const idist_schedule *schedule, uint64_t step) {
+    int passed = 0;
+
+    while (passed < schedule->milestone_count && step >= schedule->milestones[passed]) passed++;
+
+    return idist__schedule_scaled(schedule->begin, schedule->factor, (double)passed);
 }
 
 // Returns the value at a step, counted from the end of the warm-up.
@@ -3059,6 +3166,13 @@ static double idist__schedule_main(const idist_schedule *schedule, uint64_t step
         return schedule->end + idist__schedule_scaled(range, (double)rest / (double)steps, power);
 
     case IDIST_SCHEDULE_ONE_CYCLE: return idist__schedule_one_cycle(schedule, step);
+    case IDIST_SCHEDULE_MULTI_STEP: return idist__schedule_multi_step(schedule, step);
+    case IDIST_SCHEDULE_COSINE_RESTARTS: return idist__schedule_restarts(schedule, step);
+
+    case IDIST_SCHEDULE_CYCLIC:
+    case IDIST_SCHEDULE_CYCLIC_HALVED:
+    case IDIST_SCHEDULE_CYCLIC_EXPONENTIAL: return idist__schedule_cyclic(schedule, step);
+
     default: return schedule->begin;
     }
 }
@@ -3070,56 +3184,126 @@ static bool idist__schedule_is_finite(double x) {
     return rounded - rounded == 0;
 }
 
+// The fields that a kind uses, beside begin and the warm-up.
+enum {
+    IDIST__SCHEDULE_USES_STEPS = 1,
+    IDIST__SCHEDULE_USES_FACTOR = 2,
+    IDIST__SCHEDULE_USES_END = 4,
+    IDIST__SCHEDULE_USES_PEAK = 8
+};
+
+// Returns the fields that a kind uses, or -1 if there is no such kind.
+static int idist__schedule_fields(idist_schedule_kind kind) {
+    switch (kind) {
+    case IDIST_SCHEDULE_CONSTANT: return 0;
+    case IDIST_SCHEDULE_STEP: return IDIST__SCHEDULE_USES_STEPS | IDIST__SCHEDULE_USES_FACTOR;
+
+    case IDIST_SCHEDULE_EXPONENTIAL:
+    case IDIST_SCHEDULE_MULTI_STEP: return IDIST__SCHEDULE_USES_FACTOR;
+
+    case IDIST_SCHEDULE_COSINE:
+    case IDIST_SCHEDULE_POLYNOMIAL:
+    case IDIST_SCHEDULE_COSINE_RESTARTS:
+        return IDIST__SCHEDULE_USES_STEPS | IDIST__SCHEDULE_USES_END;
+
+    case IDIST_SCHEDULE_ONE_CYCLE:
+        return IDIST__SCHEDULE_USES_STEPS | IDIST__SCHEDULE_USES_END | IDIST__SCHEDULE_USES_PEAK;
+
+    case IDIST_SCHEDULE_CYCLIC:
+    case IDIST_SCHEDULE_CYCLIC_HALVED:
+        return IDIST__SCHEDULE_USES_STEPS | IDIST__SCHEDULE_USES_PEAK;
+    case IDIST_SCHEDULE_CYCLIC_EXPONENTIAL:
+        return IDIST__SCHEDULE_USES_STEPS | IDIST__SCHEDULE_USES_PEAK | IDIST__SCHEDULE_USES_FACTOR;
+    }
+
+    return -1;
+}
+
 // Returns true if the values between which a schedule moves, and the differences between these
 // values, are finite. A difference with infinity or NaN is not finite, so `end`, `peak` and
 // `warmup` need no separate check.
-static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_end) {
+static bool idist__schedule_is_bounded(const idist_schedule *schedule) {
     double begin = schedule->begin, end = schedule->end, peak = schedule->peak;
+    int fields = idist__schedule_fields(schedule->kind);
+    bool has_end = (fields & IDIST__SCHEDULE_USES_END) != 0;
+    bool has_peak = (fields & IDIST__SCHEDULE_USES_PEAK) != 0;
 
     if (!idist__schedule_is_finite(begin)) return false;
     if (has_end && !idist__schedule_is_finite(begin - end)) return false;
-    if (schedule->kind == IDIST_SCHEDULE_ONE_CYCLE &&
-        !(idist__schedule_is_finite(begin - peak) && idist__schedule_is_finite(peak - end)))
-        return false;
+    if (has_peak && !idist__schedule_is_finite(begin - peak)) return false;
+    if (has_end && has_peak && !idist__schedule_is_finite(peak - end)) return false;
     if (!schedule->warmup_steps) return true;
 
     // The warm-up ends at the value of step 0, which is not `begin` if the rise is so short that it
-    // ends before step 0.
+    // ends before step 0, or if a milestone is at step 0.
     return idist__schedule_is_finite(idist__schedule_main(schedule, 0) - schedule->warmup);
 }
 
-static idist_status idist__schedule_check(const idist_schedule *schedule) {
+static idist_status idist__schedule_check_rise(const char *name, const idist_schedule *schedule) {
     char text[IDIST__NUMBER_NBYTES];
-    bool has_factor, has_end, one_cycle;
-    idist_schedule_kind kind;
+    double rise = schedule->rise;
 
-    if (!schedule) return idist__fail(IDIST_ERR_ARG, "schedule_value: schedule is NULL");
-    kind = schedule->kind;
-    if ((int)kind < IDIST_SCHEDULE_CONSTANT || kind > IDIST_SCHEDULE_ONE_CYCLE)
-        return idist__fail(IDIST_ERR_ARG, "schedule_value: invalid kind %d", (int)kind);
-    if (!schedule->steps && kind != IDIST_SCHEDULE_CONSTANT && kind != IDIST_SCHEDULE_EXPONENTIAL)
-        return idist__fail(IDIST_ERR_ARG, "schedule_value: steps must be positive");
-
-    has_factor = kind == IDIST_SCHEDULE_STEP || kind == IDIST_SCHEDULE_EXPONENTIAL;
-    has_end = !has_factor && kind != IDIST_SCHEDULE_CONSTANT;
-    one_cycle = kind == IDIST_SCHEDULE_ONE_CYCLE;
-
-    if (has_factor && !(schedule->factor > 0 && idist__schedule_is_finite(schedule->factor)))
+    if (schedule->three_phase && !(rise >= 0 && rise <= 0.5))
         return idist__fail(IDIST_ERR_ARG,
-                           "schedule_value: factor must be finite and positive, got %s",
+                           "%s: with three phases, rise must be at least 0 and at most 0.5, got %s",
+                           name, idist__number_print(text, rise, 6));
+    if (!(rise >= 0 && rise < 1))
+        return idist__fail(IDIST_ERR_ARG, "%s: rise must be at least 0 and below 1, got %s", name,
+                           idist__number_print(text, rise, 6));
+
+    return IDIST_OK;
+}
+
+static idist_status idist__schedule_check_multi_step(const char *name,
+                                                     const idist_schedule *schedule) {
+    const uint64_t *milestones = schedule->milestones;
+    int i, n = schedule->milestone_count;
+
+    if (n < 0 || (n > 0 && !milestones))
+        return idist__fail(IDIST_ERR_ARG, "%s: %d milestones, or milestones is NULL", name, n);
+    for (i = 1; i < n; i++)
+        if (milestones[i] < milestones[i - 1])
+            return idist__fail(IDIST_ERR_ARG,
+                               "%s: milestones must not decrease, but milestone %d is at %llu, "
+                               "after %llu",
+                               name, i, (unsigned long long)milestones[i],
+                               (unsigned long long)milestones[i - 1]);
+
+    return IDIST_OK;
+}
+
+// Checks a schedule. `name` begins the text of a failure.
+static idist_status idist__schedule_check(const char *name, const idist_schedule *schedule) {
+    char text[IDIST__NUMBER_NBYTES];
+    idist_status status = IDIST_OK;
+    int fields;
+
+    if (!schedule) return idist__fail(IDIST_ERR_ARG, "%s: schedule is NULL", name);
+    fields = idist__schedule_fields(schedule->kind);
+    if (fields < 0)
+        return idist__fail(IDIST_ERR_ARG, "%s: invalid kind %d", name, (int)schedule->kind);
+    if ((fields & IDIST__SCHEDULE_USES_STEPS) && !schedule->steps)
+        return idist__fail(IDIST_ERR_ARG, "%s: steps must be positive", name);
+
+    if ((fields & IDIST__SCHEDULE_USES_FACTOR) &&
+        !(schedule->factor > 0 && idist__schedule_is_finite(schedule->factor)))
+        return idist__fail(IDIST_ERR_ARG, "%s: factor must be finite and positive, got %s", name,
                            idist__number_print(text, schedule->factor, 6));
-    if (kind == IDIST_SCHEDULE_POLYNOMIAL &&
+    if (schedule->kind == IDIST_SCHEDULE_POLYNOMIAL &&
         !(schedule->power >= 0 && idist__schedule_is_finite(schedule->power)))
-        return idist__fail(IDIST_ERR_ARG,
-                           "schedule_value: power must be finite and not negative, got %s",
+        return idist__fail(IDIST_ERR_ARG, "%s: power must be finite and not negative, got %s", name,
                            idist__number_print(text, schedule->power, 6));
-    if (one_cycle && !(schedule->rise >= 0 && schedule->rise < 1))
+
+    if (schedule->kind == IDIST_SCHEDULE_ONE_CYCLE)
+        status = idist__schedule_check_rise(name, schedule);
+    if (schedule->kind == IDIST_SCHEDULE_MULTI_STEP)
+        status = idist__schedule_check_multi_step(name, schedule);
+    if (status != IDIST_OK) return status;
+
+    if (!idist__schedule_is_bounded(schedule))
         return idist__fail(IDIST_ERR_ARG,
-                           "schedule_value: rise must be at least 0 and below 1, got %s",
-                           idist__number_print(text, schedule->rise, 6));
-    if (!idist__schedule_is_bounded(schedule, has_end))
-        return idist__fail(IDIST_ERR_ARG, "schedule_value: begin, end, peak and warmup, and their "
-                                          "differences, must be finite");
+                           "%s: begin, end, peak and warmup, and their differences, must be finite",
+                           name);
 
     return IDIST_OK;
 }
@@ -3128,10 +3312,10 @@ static double idist__schedule_nan(void) {
     return (double)idist__small_float_from_bits(0x7fc00000u);
 }
 
-double idist_schedule_value(const idist_schedule *schedule, uint64_t step) {
+// Returns the value of a valid schedule.
+static double idist__schedule_at(const idist_schedule *schedule, uint64_t step) {
     double first, part;
 
-    if (idist__schedule_check(schedule) != IDIST_OK) return idist__schedule_nan();
     if (step >= schedule->warmup_steps)
         return idist__schedule_main(schedule, step - schedule->warmup_steps);
 
@@ -3139,6 +3323,50 @@ double idist_schedule_value(const idist_schedule *schedule, uint64_t step) {
     part = (double)step / (double)schedule->warmup_steps;
 
     return schedule->warmup + (first - schedule->warmup) * part;
+}
+
+double idist_schedule_value(const idist_schedule *schedule, uint64_t step) {
+    if (idist__schedule_check("schedule_value", schedule) != IDIST_OK) return idist__schedule_nan();
+    return idist__schedule_at(schedule, step);
+}
+
+static idist_status idist__schedule_check_sequence(const idist_schedule *schedules,
+                                                   const uint64_t *milestones, int n) {
+    char name[64];
+    idist_status status;
+    int i;
+
+    if (n < 1 || !schedules || (n > 1 && !milestones))
+        return idist__fail(IDIST_ERR_ARG,
+                           "schedule_sequence: %d schedules, or schedules or milestones is NULL",
+                           n);
+
+    for (i = 1; i < n - 1; i++)
+        if (milestones[i] <= milestones[i - 1])
+            return idist__fail(IDIST_ERR_ARG,
+                               "schedule_sequence: milestones must increase, but milestone %d is "
+                               "at %llu, after %llu",
+                               i, (unsigned long long)milestones[i],
+                               (unsigned long long)milestones[i - 1]);
+
+    for (i = 0; i < n; i++) {
+        snprintf(name, sizeof name, "schedule_sequence: schedule %d", i);
+        status = idist__schedule_check(name, &schedules[i]);
+        if (status != IDIST_OK) return status;
+    }
+
+    return IDIST_OK;
+}
+
+double idist_schedule_sequence(const idist_schedule *schedules, const uint64_t *milestones, int n,
+                               uint64_t step) {
+    int i = 0;
+
+    if (idist__schedule_check_sequence(schedules, milestones, n) != IDIST_OK)
+        return idist__schedule_nan();
+
+    while (i < n - 1 && step >= milestones[i]) i++;
+    return idist__schedule_at(&schedules[i], i > 0 ? step - milestones[i - 1] : step);
 }
 
 static idist_status idist__schedule_check_milestones(const idist_milestone *milestones, int n,

@@ -708,26 +708,41 @@ typedef struct idist_milestone {
 // product of their distances in step and value is not finite.
 IDIST_API double idist_piecewise_linear(const idist_milestone *milestones, int n, double step);
 
-// Kind of a schedule: torch's schedulers of the same names, as closed formulas. In the formulas,
-// `begin`, `end` and `steps` are fields of the schedule. In them, `left` is the fraction of the
-// steps that remains: 1 - step / steps, but at least 0.
+// Kind of a schedule: torch's schedulers, as closed formulas. In the formulas, `begin`, `end` and
+// `steps` are fields of the schedule. In them, `left` is the fraction of the steps that remains:
+// 1 - step / steps, but at least 0.
 typedef enum idist_schedule_kind {
     IDIST_SCHEDULE_CONSTANT = 0,    // begin
     IDIST_SCHEDULE_STEP = 1,        // StepLR: times factor after every `steps` steps
     IDIST_SCHEDULE_EXPONENTIAL = 2, // ExponentialLR: times factor after every step
     // CosineAnnealingLR: from begin to end along half a cosine, then back again, and so on.
     IDIST_SCHEDULE_COSINE = 3,
-    // end + (begin - end) * left^power. PolynomialLR has end 0, LinearLR has power 1.
+    // end + (begin - end) * left^power. PolynomialLR has end 0. LinearLR has power 1,
+    // begin = rate * start_factor and end = rate * end_factor.
     IDIST_SCHEDULE_POLYNOMIAL = 4,
     // OneCycleLR: half a cosine up from begin to peak, and another one down to end, which is
     // reached at steps - 1.
-    IDIST_SCHEDULE_ONE_CYCLE = 5
+    IDIST_SCHEDULE_ONE_CYCLE = 5,
+    // MultiStepLR: begin, times factor at each of `milestones`. ConstantLR with factor f has
+    // begin = rate * f, factor = 1 / f, and the milestone total_iters.
+    IDIST_SCHEDULE_MULTI_STEP = 6,
+    // CosineAnnealingWarmRestarts: from begin to end along half a cosine, then from begin again.
+    // The first cycle has `steps` steps, and every later cycle `multiple` times as many as the one
+    // before.
+    IDIST_SCHEDULE_COSINE_RESTARTS = 7,
+    // CyclicLR ("triangular"): on straight lines from begin to peak in `steps` steps, back to begin
+    // in `down_steps` steps, and so on. The momentum does not cycle.
+    IDIST_SCHEDULE_CYCLIC = 8,
+    // CyclicLR ("triangular2"): every cycle is half as high as the one before.
+    IDIST_SCHEDULE_CYCLIC_HALVED = 9,
+    // CyclicLR ("exp_range"): the height above begin is multiplied by factor^step.
+    IDIST_SCHEDULE_CYCLIC_EXPONENTIAL = 10
 } idist_schedule_kind;
 
 // A schedule. All zero is valid: the constant 0. A schedule uses the fields that its kind names.
 typedef struct idist_schedule {
     double begin, end;
-    double peak;           // of one cycle
+    double peak;           // of one cycle and of the cyclic kinds
     double rise;           // fraction of `steps` until the peak, below 1; 0 means 0.3
     double factor;         // > 0
     double power;          // > 0; 0 means 1
@@ -735,17 +750,37 @@ typedef struct idist_schedule {
     uint64_t warmup_steps; // on a straight line to the first value; the schedule begins after them
     uint64_t steps;
     idist_schedule_kind kind;
+    uint64_t down_steps;        // of the cyclic kinds; 0 means `steps`
+    uint64_t multiple;          // of a cosine with restarts; 0 means 1
+    const uint64_t *milestones; // ascending steps; a step that is listed twice counts twice
+    int milestone_count;        // of the array `milestones`, which is yours; may be 0
+    // Of one cycle: straight lines instead of half cosines (anneal_strategy "linear").
+    bool linear;
+    // Of one cycle: after the peak, back to begin as fast as up, and then to end. The rise is at
+    // most 0.5.
+    bool three_phase;
 } idist_schedule;
 
-// Returns the value at a step; the first step is step 0. The relative error is at most 1e-12. The
-// time of a call does not depend on `step`. Returns NaN in these cases:
+// Returns the value at a step; the first step is step 0. The relative error is at most 1e-12,
+// unless terms of the formula almost cancel each other. In that case the error is at most 1e-12 of
+// the larger term. The time of a call does not depend on `step`. Returns NaN in these cases:
 //
 //   - The schedule is NULL, or its kind is invalid.
 //   - The kind uses `steps`, which is 0.
+//   - The milestones decrease.
 //   - A field that the kind uses is out of its range or not finite.
 //   - Two values that the schedule goes between are so far apart that their difference is not
 //     finite.
 IDIST_API double idist_schedule_value(const idist_schedule *schedule, uint64_t step);
+
+// Returns the value at a step of n schedules, one after the other (SequentialLR). Schedule i begins
+// at step milestones[i - 1], which is step 0 of schedule i. There are n - 1 milestones, and each is
+// above the one before. Every schedule has its own `begin`. (In torch, the schedulers share the
+// initial rate of the optimizer, which OneCycleLR and CyclicLR change for the others.) Returns NaN
+// if n is below 1, a pointer is NULL, the milestones do not increase, or idist_schedule_value
+// rejects a schedule.
+IDIST_API double idist_schedule_sequence(const idist_schedule *schedules,
+                                         const uint64_t *milestones, int n, uint64_t step);
 
 //------------------------------------------------------------------------------
 // [train_api:metric]  numbers over all ranks

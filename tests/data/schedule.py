@@ -5,11 +5,16 @@ tests/unit/schedule.c
     pip install torch pytorch-ignite; python3 tests/data/schedule.py >tests/data/schedule.txt
 
 Numbers are hexadecimal floats. A schedule is "schedule", the kind, the fields begin, end, peak,
-rise, factor, power, warmup, warmup_steps and steps of idist_schedule, and pairs of step and value.
-Up to some hundred steps, the values come from the scheduler as it steps. Later values come from its
-closed form, because its recursion accumulates rounding errors. A piecewise schedule is "piecewise",
-the number of milestones, their steps and values, and pairs of step and value.
+rise, factor, power, warmup, warmup_steps, steps, down_steps, multiple, linear, three_phase,
+milestone_count and milestones of idist_schedule, and pairs of step and value. Up to some hundred
+steps, the values come from the scheduler as it steps. Later values come from its closed form,
+because its recursion accumulates rounding errors.
+
+A sequence is "sequence", the number of schedules, the milestones, the schedules without pairs, and
+pairs of step and value. A piecewise schedule is "piecewise", the number of milestones, their steps
+and values, and pairs of step and value.
 """
+import re
 import warnings
 
 import ignite
@@ -19,8 +24,14 @@ from torch.optim import SGD
 from torch.optim import lr_scheduler as lrs
 
 warnings.simplefilter("ignore")
-CONSTANT, STEP, EXPONENTIAL, COSINE, POLYNOMIAL, ONE_CYCLE = range(6)
+(CONSTANT, STEP, EXPONENTIAL, COSINE, POLYNOMIAL, ONE_CYCLE, MULTI_STEP, RESTARTS, CYCLIC,
+ CYCLIC_HALVED, CYCLIC_EXPONENTIAL) = range(11)
 FAR = (1000, 12345, 99999, 100000, 250001, 999999, 1000000)
+
+
+def number(x):
+    """Prints a float in hexadecimal, without the zeros at the end."""
+    return re.sub(r"\.?0+p", "p", float(x).hex())
 
 
 def optimizer(lr):
@@ -49,11 +60,25 @@ def closed(make, lr, steps):
     return pairs
 
 
-def show(kind, pairs, begin=0.0, end=0.0, peak=0.0, rise=0.0, factor=0.0, power=0.0, warmup=0.0,
-         warmup_steps=0, steps=0):
-    fields = (begin, end, peak, rise, factor, power, warmup)
-    print("schedule", kind, *(float(x).hex() for x in fields), warmup_steps, steps, end="")
-    print("", *(f"{step} {float(value).hex()}" for step, value in pairs))
+def schedule(kind, begin=0.0, end=0.0, peak=0.0, rise=0.0, factor=0.0, power=0.0, warmup=0.0,
+             warmup_steps=0, steps=0, down_steps=0, multiple=0, linear=0, three_phase=0,
+             milestones=()):
+    fields = [number(x) for x in (begin, end, peak, rise, factor, power, warmup)]
+    fields += [warmup_steps, steps, down_steps, multiple, linear, three_phase, len(milestones)]
+    return " ".join(str(x) for x in ("schedule", kind, *fields, *milestones))
+
+
+def show_pairs(text, pairs):
+    print(text, *(f"{step} {number(value)}" for step, value in pairs))
+
+
+def show(kind, pairs, **fields):
+    show_pairs(schedule(kind, **fields), pairs)
+
+
+def show_sequence(lr, make, milestones, schedules):
+    pairs = rates(lambda o: lrs.SequentialLR(o, [f(o) for f in make], milestones), lr, 110)
+    show_pairs(" ".join(str(x) for x in ("sequence", len(make), *milestones, *schedules)), pairs)
 
 
 print(f"# made by schedule.py with torch {torch.__version__}, ignite {ignite.__version__}")
@@ -120,5 +145,77 @@ for milestones in (
         pairs.append((i, o.param_groups[0]["lr"]))
     print("piecewise", len(milestones), end="")
     for step, value in milestones + pairs:
-        print("", step, float(value).hex(), end="")
+        print("", step, number(value), end="")
     print()
+
+# The same kinds with factors of the rate instead of values.
+for lr, first, steps in ((0.3, 1 / 3, 5), (0.1, 0.5, 1), (2.0, 1e-3, 40), (0.7, 1.0, 10)):
+    make = lambda o: lrs.ConstantLR(o, first, steps)
+    show(MULTI_STEP, rates(make, lr, 110), begin=lr * first, factor=1 / first, milestones=[steps])
+for lr, first, last, steps in ((0.3, 0.01, 0.5, 30), (2.0, 0.9, 0.0, 50)):
+    make = lambda o: lrs.LinearLR(o, first, last, steps)
+    show(POLYNOMIAL, rates(make, lr, 110), begin=lr * first, end=lr * last, steps=steps)
+
+for lr, factor, milestones in (
+    (0.1, 0.1, [30, 80]), (1.0, 0.7, [1, 2, 3, 50, 51, 99]), (0.3, 1.5, [0, 10, 10, 10, 40]),
+    (0.05, 0.5, []), (3.0, 0.9, [5, 5, 200]),
+):
+    make = lambda o: lrs.MultiStepLR(o, milestones, factor)
+    show(MULTI_STEP, rates(make, lr, 120), begin=lr, factor=factor, milestones=milestones)
+make = lambda o: lrs.MultiStepLR(o, [1001, 99999, 999999, 1000000], 0.3)
+show(MULTI_STEP, closed(make, 0.1, FAR), begin=0.1, factor=0.3,
+     milestones=[1001, 99999, 999999, 1000000])
+
+for lr, end, steps, multiple in (
+    (0.1, 0.0, 10, 1), (1.0, 0.25, 10, 2), (0.1, 1e-3, 1, 2), (0.5, 0.7, 3, 3), (2.0, 0.0, 1, 1),
+    (0.3, 0.0, 150, 2), (0.1, 0.01, 7, 10),
+):
+    make = lambda o: lrs.CosineAnnealingWarmRestarts(o, steps, multiple, end)
+    show(RESTARTS, rates(make, lr, 120), begin=lr, end=end, steps=steps,
+         multiple=0 if multiple == 1 else multiple)
+
+for mode, kind in (("triangular", CYCLIC), ("triangular2", CYCLIC_HALVED),
+                   ("exp_range", CYCLIC_EXPONENTIAL)):
+    for lr, peak, up, down, factor in (
+        (0.1, 1.0, 20, None, 0.99), (0.001, 0.01, 7, 4, 0.9), (1.0, 0.2, 5, 30, 1.01),
+        (0.0, 2.0, 1, 1, 0.5), (0.1, 0.4, 3, 1, 1.0), (0.2, 0.3, 400, 100, 1 - 1e-4),
+    ):
+        make = lambda o: lrs.CyclicLR(o, lr, peak, up, down, mode, factor, cycle_momentum=False)
+        show(kind, rates(make, 1.0, 120), begin=lr, peak=peak, steps=up, down_steps=down or 0,
+             factor=factor if kind == CYCLIC_EXPONENTIAL else 0.0)
+
+for linear, three_phase in ((1, 0), (0, 1), (1, 1)):
+    for peak, steps, rise, div, final in (
+        (0.1, 120, 0.3, 25.0, 1e4), (1.0, 110, 0.25, 10.0, 1e2), (2.0, 10, 0.2, 4.0, 10.0),
+        (0.5, 101, 0.5, 2.0, 3.0), (0.5, 2, 0.3, 2.0, 3.0), (3.0, 100, 0.001, 0.5, 2.0),
+    ):
+        make = lambda o: lrs.OneCycleLR(
+            o, peak, steps, pct_start=rise, anneal_strategy="linear" if linear else "cos",
+            three_phase=bool(three_phase), div_factor=div, final_div_factor=final,
+            cycle_momentum=False)
+        show(ONE_CYCLE, rates(make, 1.0, steps), begin=peak / div, end=peak / div / final,
+             peak=peak, rise=0.0 if rise == 0.3 else rise, steps=steps, linear=linear,
+             three_phase=three_phase)
+
+exponential = lambda o: lrs.ExponentialLR(o, 0.95)
+linear_up = lambda o: lrs.LinearLR(o, 0.1, 1.0, 10)
+cosine = lambda o: lrs.CosineAnnealingLR(o, 25, 0.01)
+restarts = lambda o: lrs.CosineAnnealingWarmRestarts(o, 4, 2, 0.01)
+multi_step = lambda o: lrs.MultiStepLR(o, [0, 5, 5, 20], 0.8)
+cyclic = lambda o: lrs.CyclicLR(o, 0.4, 0.9, 6, 3, "triangular2", cycle_momentum=False)
+one_cycle = lambda o: lrs.OneCycleLR(o, 1.6, 50, div_factor=4.0, cycle_momentum=False)
+known = {
+    exponential: schedule(EXPONENTIAL, begin=0.4, factor=0.95),
+    linear_up: schedule(POLYNOMIAL, begin=0.4 * 0.1, end=0.4, steps=10),
+    cosine: schedule(COSINE, begin=0.4, end=0.01, steps=25),
+    restarts: schedule(RESTARTS, begin=0.4, end=0.01, steps=4, multiple=2),
+    multi_step: schedule(MULTI_STEP, begin=0.4, factor=0.8, milestones=[0, 5, 5, 20]),
+    cyclic: schedule(CYCLIC_HALVED, begin=0.4, peak=0.9, steps=6, down_steps=3),
+    one_cycle: schedule(ONE_CYCLE, begin=0.4, end=0.4 / 1e4, peak=1.6, steps=50),
+}
+for make, milestones in (
+    ([linear_up, cosine], [10]), ([exponential], []), ([linear_up, restarts, exponential], [7, 60]),
+    ([cyclic, multi_step, cosine, linear_up], [1, 2, 50]), ([exponential, one_cycle], [60]),
+    ([restarts, exponential], [0]),
+):
+    show_sequence(0.4, make, milestones, [known[f] for f in make])

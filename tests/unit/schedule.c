@@ -1,6 +1,6 @@
-// schedule.c - compares idist_schedule_value and idist_piecewise_linear with the schedulers of
-// torch and Ignite. Their values are in tests/data/schedule.txt, made by schedule.py in that
-// folder. Also checks that wrong arguments are refused.
+// schedule.c - compares idist_schedule_value, idist_schedule_sequence and idist_piecewise_linear
+// with the schedulers of torch and Ignite. Their values are in tests/data/schedule.txt, made by
+// schedule.py in that folder. Also checks that wrong arguments are refused.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -34,32 +34,57 @@ static double largest(const idist_schedule *s) {
     return scale;
 }
 
-static const char *read_schedule(const char *at, idist_schedule *s) {
-    double *const field[7] = {&s->begin,  &s->end,   &s->peak,  &s->rise,
-                              &s->factor, &s->power, &s->warmup};
-    unsigned long long warmup_steps, steps;
-    int kind, used = 0;
+static const char *read_integer(const char *at, uint64_t *x) {
+    unsigned long long read;
+    int used = 0;
 
-    memset(s, 0, sizeof *s);
-    TAP_REQUIRE(sscanf(at, "schedule %d%n", &kind, &used) == 1);
-    at += used;
-    for (int i = 0; i < 7; i++) at = read_number(at, field[i]);
-    TAP_REQUIRE(sscanf(at, "%llu %llu%n", &warmup_steps, &steps, &used) == 2);
-    s->kind = (idist_schedule_kind)kind;
-    s->warmup_steps = warmup_steps;
-    s->steps = steps;
-
+    TAP_REQUIRE(sscanf(at, "%llu%n", &read, &used) == 1);
+    *x = read;
     return at + used;
 }
 
-enum { KINDS = IDIST_SCHEDULE_ONE_CYCLE + 1 };
+enum { MILESTONES = 8 };
+typedef struct case_schedule {
+    idist_schedule schedule;
+    uint64_t milestones[MILESTONES]; // of the schedule
+} case_schedule;
+
+static const char *read_schedule(const char *at, case_schedule *c) {
+    idist_schedule *s = &c->schedule;
+    double *const field[7] = {&s->begin,  &s->end,   &s->peak,  &s->rise,
+                              &s->factor, &s->power, &s->warmup};
+    uint64_t *const integer[4] = {&s->warmup_steps, &s->steps, &s->down_steps, &s->multiple};
+    int kind, linear, three_phase, used = 0;
+
+    memset(c, 0, sizeof *c);
+    TAP_REQUIRE(sscanf(at, " schedule %d%n", &kind, &used) == 1);
+    at += used;
+    for (int i = 0; i < 7; i++) at = read_number(at, field[i]);
+    for (int i = 0; i < 4; i++) at = read_integer(at, integer[i]);
+
+    TAP_REQUIRE(sscanf(at, "%d %d %d%n", &linear, &three_phase, &s->milestone_count, &used) == 3);
+    TAP_REQUIRE(s->milestone_count <= MILESTONES);
+    at += used;
+    for (int i = 0; i < s->milestone_count; i++) at = read_integer(at, &c->milestones[i]);
+
+    s->kind = (idist_schedule_kind)kind;
+    s->linear = linear;
+    s->three_phase = three_phase;
+    s->milestones = c->milestones;
+
+    return at;
+}
+
+enum { KINDS = IDIST_SCHEDULE_CYCLIC_EXPONENTIAL + 1 };
 static int values[KINDS], wrong[KINDS];
+static int one_cycles[4]; // values by linear + 2 * three_phase
 
 static void compare_schedule(const char *line) {
-    idist_schedule s;
+    case_schedule c;
     unsigned long long step;
     double wanted;
-    const char *at = read_schedule(line, &s);
+    const char *at = read_schedule(line, &c);
+    idist_schedule s = c.schedule;
     // Exponential values stay exact, however small they are.
     double scale = s.kind == IDIST_SCHEDULE_EXPONENTIAL && !s.warmup_steps ? 0 : largest(&s);
     int used = 0;
@@ -68,10 +93,37 @@ static void compare_schedule(const char *line) {
         at = read_number(at + used, &wanted);
         double got = idist_schedule_value(&s, step);
         values[s.kind]++;
+        if (s.kind == IDIST_SCHEDULE_ONE_CYCLE) one_cycles[s.linear + 2 * s.three_phase]++;
         if (is_near(got, wanted, scale)) continue;
         if (wrong[s.kind]++ < 3)
             tap_diag("kind %d, step %llu: %.17g, not %.17g: %.80s", (int)s.kind, step, got, wanted,
                      line);
+    }
+}
+
+static void compare_sequence(const char *line, int *count, int *bad) {
+    case_schedule cases[4];
+    idist_schedule schedules[4];
+    uint64_t milestones[3];
+    unsigned long long step;
+    double wanted, scale = 0;
+    int n, used = 0;
+
+    TAP_REQUIRE(sscanf(line, "sequence %d%n", &n, &used) == 1 && n <= 4);
+    const char *at = line + used;
+    for (int i = 0; i < n - 1; i++) at = read_integer(at, &milestones[i]);
+    for (int i = 0; i < n; i++) {
+        at = read_schedule(at, &cases[i]);
+        schedules[i] = cases[i].schedule;
+        if (largest(&schedules[i]) > scale) scale = largest(&schedules[i]);
+    }
+
+    while (sscanf(at, "%llu%n", &step, &used) == 1) {
+        at = read_number(at + used, &wanted);
+        double got = idist_schedule_sequence(schedules, n > 1 ? milestones : NULL, n, step);
+        ++*count;
+        if (is_near(got, wanted, scale)) continue;
+        if ((*bad)++ < 3) tap_diag("step %llu: %.17g, not %.17g: %.80s", step, got, wanted, line);
     }
 }
 
@@ -95,22 +147,29 @@ static void compare_piecewise(const char *line, int *count, int *bad) {
 }
 
 static void against_torch(void) {
-    static const char *const names[KINDS] = {"constant", "step",       "exponential",
-                                             "cosine",   "polynomial", "one cycle"};
-    static const int enough[KINDS] = {5, 400, 600, 250, 400, 150};
+    static const char *const names[KINDS] = {
+        "constant",   "step",           "exponential",        "cosine",
+        "polynomial", "one cycle",      "multi-step",         "cosine with restarts",
+        "cyclic",     "cyclic, halved", "cyclic, exponential"};
+    static const int enough[KINDS] = {5, 400, 600, 250, 700, 1400, 1000, 840, 720, 720, 720};
     static char line[65536];
-    int count = 0, bad = 0;
+    int count = 0, bad = 0, sequence_count = 0, sequence_bad = 0;
     FILE *f = fopen("tests/data/schedule.txt", "r");
 
     TAP_REQUIRE(f != NULL);
     while (fgets(line, sizeof line, f)) {
-        if (line[0] == 's') compare_schedule(line);
-        if (line[0] == 'p') compare_piecewise(line, &count, &bad);
+        if (!strncmp(line, "schedule", 8)) compare_schedule(line);
+        if (!strncmp(line, "sequence", 8)) compare_sequence(line, &sequence_count, &sequence_bad);
+        if (!strncmp(line, "piecewise", 9)) compare_piecewise(line, &count, &bad);
     }
     fclose(f);
 
     for (int i = 0; i < KINDS; i++)
         tap_ok(values[i] >= enough[i] && !wrong[i], "%s: %d values of torch", names[i], values[i]);
+    for (int i = 1; i < 4; i++)
+        tap_ok(one_cycles[i] >= 440, "%d values of a one cycle%s%s", one_cycles[i],
+               i & 1 ? ", linear" : "", i & 2 ? ", three phases" : "");
+    tap_ok(sequence_count == 660 && !sequence_bad, "sequences: %d values of torch", sequence_count);
     tap_ok(count == 320 && !bad, "piecewise linear: %d values of Ignite", count);
 }
 
@@ -161,7 +220,7 @@ static void bad_schedules(void) {
     memset(&good, 0, sizeof good);
     tap_ok(idist_schedule_value(&good, 7) == 0, "all zero is the constant 0");
     refused(idist_schedule_value(NULL, 0), "NULL", "no schedule");
-    for (int kind = -1; kind <= 6; kind += 7) {
+    for (int kind = -1; kind <= KINDS; kind += KINDS + 1) {
         s = good;
         s.kind = (idist_schedule_kind)kind;
         refused(idist_schedule_value(&s, 0), "invalid kind", "a kind that there is not");
@@ -185,6 +244,69 @@ static void bad_schedules(void) {
     s.kind = IDIST_SCHEDULE_ONE_CYCLE;
     s.rise = 1;
     refused(idist_schedule_value(&s, 0), "rise", "a rise that never ends");
+    s.rise = 0.75;
+    tap_ok(idist_schedule_value(&s, 9) == 0, "a rise of 3/4");
+    s.three_phase = true;
+    refused(idist_schedule_value(&s, 0), "at most 0.5, got 0.75", "a rise of 3/4 and three phases");
+}
+
+static void bad_fields_of_cycles(void) {
+    static const uint64_t falling[3] = {1, 5, 4};
+    idist_schedule s, good;
+
+    memset(&good, 0, sizeof good);
+    good.begin = good.factor = 1;
+    for (int kind = IDIST_SCHEDULE_COSINE_RESTARTS; kind < KINDS; kind++) {
+        s = good;
+        s.kind = (idist_schedule_kind)kind;
+        refused(idist_schedule_value(&s, 0), "steps must be positive", "no steps");
+    }
+
+    good.steps = 10;
+    good.factor = 0;
+    good.kind = IDIST_SCHEDULE_CYCLIC_EXPONENTIAL;
+    refused(idist_schedule_value(&good, 0), "factor", "a cyclic factor of 0");
+    good.kind = IDIST_SCHEDULE_MULTI_STEP;
+    refused(idist_schedule_value(&good, 0), "factor", "a multi-step factor of 0");
+    good.factor = 0.5;
+    tap_ok(idist_schedule_value(&good, 7) == 1, "no milestones");
+    good.milestone_count = 3;
+    refused(idist_schedule_value(&good, 0), "3 milestones", "milestones that are NULL");
+    good.milestones = falling;
+    refused(idist_schedule_value(&good, 0), "milestone 2 is at 4, after 5", "falling milestones");
+    good.milestone_count = -1;
+    refused(idist_schedule_value(&good, 0), "-1 milestones", "a negative number of milestones");
+}
+
+static void sequences(void) {
+    static const uint64_t milestones[3] = {0, 5, 9}, equal[2] = {5, 5};
+    idist_schedule s[3];
+
+    memset(s, 0, sizeof s);
+    for (int i = 0; i < 3; i++) s[i].begin = i + 1;
+
+    tap_ok(idist_schedule_sequence(s, NULL, 1, UINT64_MAX) == 1, "a sequence of one schedule");
+    tap_ok(idist_schedule_sequence(s, milestones + 1, 3, 4) == 1 &&
+               idist_schedule_sequence(s, milestones + 1, 3, 5) == 2 &&
+               idist_schedule_sequence(s, milestones + 1, 3, 8) == 2 &&
+               idist_schedule_sequence(s, milestones + 1, 3, 9) == 3 &&
+               idist_schedule_sequence(s, milestones + 1, 3, UINT64_MAX) == 3,
+           "a schedule begins at its milestone");
+    tap_ok(idist_schedule_sequence(s, milestones, 3, 0) == 2, "a milestone at step 0");
+    s[1].warmup_steps = 4;
+    tap_ok(idist_schedule_sequence(s, milestones + 1, 3, 5) == 0 &&
+               idist_schedule_sequence(s, milestones + 1, 3, 7) == 1,
+           "the warm-up of a later schedule");
+
+    refused(idist_schedule_sequence(s, milestones, 0, 0), "0 schedules", "an empty sequence");
+    refused(idist_schedule_sequence(NULL, milestones, 3, 0), "3 schedules, or",
+            "a sequence that is NULL");
+    refused(idist_schedule_sequence(s, NULL, 2, 0), "NULL", "a sequence without milestones");
+    refused(idist_schedule_sequence(s, equal, 3, 0), "milestone 1 is at 5, after 5",
+            "a sequence with equal milestones");
+    s[2].kind = IDIST_SCHEDULE_COSINE;
+    refused(idist_schedule_sequence(s, milestones, 3, 0), "schedule 2: steps must be positive",
+            "a sequence whose last schedule is wrong");
 }
 
 // Passes finite values whose difference is not finite.
@@ -196,17 +318,30 @@ static void far_apart(void) {
     good.steps = 10;
     good.power = 2;
     good.end = -1e308;
+    good.factor = 1;
     for (int kind = IDIST_SCHEDULE_COSINE; kind < KINDS; kind++) {
         s = good;
         s.kind = (idist_schedule_kind)kind;
-        refused(idist_schedule_value(&s, 5), "differences", "an end that is too far away");
+        if (kind == IDIST_SCHEDULE_MULTI_STEP) continue;
+        if (kind >= IDIST_SCHEDULE_CYCLIC) s.peak = -1e308;
+        refused(idist_schedule_value(&s, 5), "differences",
+                "an end or a peak that is too far away");
     }
+
+    s = good;
+    s.kind = IDIST_SCHEDULE_CYCLIC;
+    tap_ok(is_near(idist_schedule_value(&s, 5), 5e307, 0), "a cycle does not use the end");
 
     good.end = 1e308;
     good.kind = IDIST_SCHEDULE_ONE_CYCLE;
     s = good;
     s.peak = -1e308;
     refused(idist_schedule_value(&s, 1), "differences", "a peak that is too far away");
+    s = good;
+    s.begin = 0;
+    s.end = 1e308;
+    s.peak = -1e308;
+    refused(idist_schedule_value(&s, 1), "differences", "a peak that is too far from the end");
     s = good;
     s.warmup_steps = 4;
     s.warmup = -1e308;
@@ -274,13 +409,142 @@ static void extremes(void) {
            "a polynomial from the largest double");
 }
 
+// Uses steps, factors and lengths of cycles at the ends of their ranges.
+static void extremes_of_restarts(void) {
+    const uint64_t half = UINT64_C(1) << 63;
+    idist_schedule s;
+
+    memset(&s, 0, sizeof s);
+    s.begin = 1;
+    s.kind = IDIST_SCHEDULE_COSINE_RESTARTS;
+    s.steps = 1;
+    tap_ok(idist_schedule_value(&s, UINT64_MAX) == 1, "restarts after every step");
+    s.steps = 10;
+    tap_ok(is_near(idist_schedule_value(&s, UINT64_MAX), 0.5, 0), "restarts after ten steps");
+    s.steps = 1;
+    s.multiple = 2; // the cycles begin at the steps 2^n - 1
+    tap_ok(idist_schedule_value(&s, UINT64_MAX) == 1 && idist_schedule_value(&s, half - 1) == 1,
+           "the cycles of 2^64 and of 2^63 steps begin");
+    tap_ok(is_near(idist_schedule_value(&s, half + half / 2 - 1), 0.5, 0), "half of 2^63 steps");
+    s.multiple = UINT64_MAX;
+    tap_ok(idist_schedule_value(&s, 1) == 1, "a multiple of 2^64 - 1, after the first cycle");
+    tap_ok(is_near(idist_schedule_value(&s, half), 0.5, 0), "and half of the second cycle");
+    tap_ok(is_near(idist_schedule_value(&s, UINT64_MAX - 1) * 1e38, 2.9004160545828315, 0),
+           "and two steps before its end, with all digits");
+    s.steps = half;
+    s.multiple = 3; // cycles of 2^63 and of 3 * 2^63 steps
+    tap_ok(is_near(idist_schedule_value(&s, half / 2), 0.5, 0), "half of a first cycle of 2^63");
+    tap_ok(idist_schedule_value(&s, half) == 1 &&
+               is_near(idist_schedule_value(&s, UINT64_MAX), 0.75, 0),
+           "a second cycle that ends above 2^64");
+    s.multiple = 2;
+    tap_ok(is_near(idist_schedule_value(&s, UINT64_MAX), 0.5, 0), "a second cycle of 2^64 steps");
+}
+
+static void extremes_of_triangles(void) {
+    const uint64_t half = UINT64_C(1) << 63;
+    idist_schedule s;
+
+    memset(&s, 0, sizeof s);
+    s.begin = 1;
+    s.peak = 3;
+    s.kind = IDIST_SCHEDULE_CYCLIC;
+    s.steps = 1;
+    tap_ok(idist_schedule_value(&s, UINT64_MAX) == 3, "cycles of two steps");
+    s.steps = UINT64_MAX;
+    tap_ok(idist_schedule_value(&s, UINT64_MAX) == 3 &&
+               is_near(idist_schedule_value(&s, half), 2, 0),
+           "2^64 - 1 steps up");
+    s.steps = half;
+    tap_ok(idist_schedule_value(&s, half) == 3 &&
+               is_near(idist_schedule_value(&s, half + half / 2), 2, 0),
+           "a cycle of 2^64 steps");
+    s.steps = 1;
+    s.down_steps = UINT64_MAX;
+    tap_ok(idist_schedule_value(&s, 1) == 3 && is_near(idist_schedule_value(&s, half), 2, 0),
+           "2^64 - 1 steps down");
+    s.down_steps = 0;
+    s.kind = IDIST_SCHEDULE_CYCLIC_HALVED;
+    tap_ok(idist_schedule_value(&s, UINT64_MAX) == 1, "halved 2^63 times");
+    s.peak = 1e308;
+    tap_ok(is_near(idist_schedule_value(&s, 2001), 9332637.185032189, 0),
+           "a high peak, halved 1000 times");
+    s.begin = 0;
+    tap_ok(is_near(idist_schedule_value(&s, 2001), 9332636.185032189, 0), "and above 0");
+    s.kind = IDIST_SCHEDULE_CYCLIC_EXPONENTIAL;
+    s.factor = DBL_MAX;
+    tap_ok(idist_schedule_value(&s, 2) == 0, "a huge factor at the bottom of a cycle");
+    tap_ok(idist_schedule_value(&s, 3) > DBL_MAX, "and at its top");
+    s.factor = 4.9e-324;
+    tap_ok(idist_schedule_value(&s, UINT64_MAX) == 0, "the smallest factor and the last step");
+}
+
+static void extremes_of_milestones(void) {
+    static const uint64_t last[3] = {0, UINT64_MAX, UINT64_MAX};
+    idist_schedule s;
+
+    memset(&s, 0, sizeof s);
+    s.begin = 1;
+    s.kind = IDIST_SCHEDULE_MULTI_STEP;
+    s.milestones = last;
+    s.milestone_count = 3;
+    s.factor = 1e200;
+    tap_ok(idist_schedule_value(&s, UINT64_MAX - 1) == 1e200, "a milestone at step 0");
+    tap_ok(idist_schedule_value(&s, UINT64_MAX) > DBL_MAX, "a huge factor, three times");
+    s.begin = 1e-300;
+    tap_ok(is_near(idist_schedule_value(&s, UINT64_MAX), 1e300, 0),
+           "a power above the largest double");
+    s.begin = 1e200;
+    s.warmup_steps = 10;
+    refused(idist_schedule_value(&s, 5), "differences", "a warm-up to an infinite value");
+}
+
+static void extremes_of_phases(void) {
+    idist_schedule s;
+
+    memset(&s, 0, sizeof s);
+    s.kind = IDIST_SCHEDULE_ONE_CYCLE;
+    s.begin = 1;
+    s.peak = 4;
+    s.end = 0.5;
+    s.three_phase = true;
+    for (int linear = 0; linear < 2; linear++) {
+        s.linear = linear;
+        s.steps = 1;
+        s.rise = 0.5;
+        tap_ok(idist_schedule_value(&s, 0) == 0.5, "three phases in one step");
+        s.steps = 2;
+        tap_ok(idist_schedule_value(&s, 0) == 1 && idist_schedule_value(&s, 1) == 0.5,
+               "three phases in two steps");
+        s.steps = 8;
+        tap_ok(idist_schedule_value(&s, 3) == 4 && idist_schedule_value(&s, 6) == 1 &&
+                   idist_schedule_value(&s, 7) == 0.5,
+               "the phases meet at peak and at begin");
+        s.steps = UINT64_C(1) << 60; // the last phase of one step vanishes in a double
+        double last = idist_schedule_value(&s, s.steps - 2);
+        tap_ok(last >= 0.5 && last <= 1, "a last phase without steps");
+        tap_ok(idist_schedule_value(&s, s.steps / 2) == 4, "the peak after 2^59 steps");
+        s.steps = UINT64_MAX;
+        tap_ok(idist_schedule_value(&s, UINT64_MAX) == 0.5, "the last step");
+        s.rise = 1e-300;
+        tap_ok(is_near(idist_schedule_value(&s, UINT64_C(1) << 63), 0.75, 0),
+               "half of the last phase, without the others");
+    }
+}
+
 int main(void) {
     tap_deadline(60);
     against_torch();
     between_steps();
     bad_milestones();
     bad_schedules();
+    bad_fields_of_cycles();
+    sequences();
     far_apart();
     extremes();
+    extremes_of_restarts();
+    extremes_of_triangles();
+    extremes_of_milestones();
+    extremes_of_phases();
     return tap_done();
 }
