@@ -695,7 +695,7 @@ IDIST_API idist_status idist_grad_scaler_update(idist_grad_scaler *scaler);
 //
 // Local: a value depends on the arguments only. So ranks that pass the same arguments get the same
 // bits, and nothing has to be saved. Bad arguments give NaN, and idist_last_error says what is
-// wrong.
+// wrong. Only idist_plateau, at the end of this section, has state.
 //------------------------------------------------------------------------------
 
 typedef struct idist_milestone {
@@ -782,6 +782,37 @@ IDIST_API double idist_schedule_value(const idist_schedule *schedule, uint64_t s
 // rejects a schedule.
 IDIST_API double idist_schedule_sequence(const idist_schedule *schedules,
                                          const uint64_t *milestones, int n, uint64_t step);
+
+// A rate that falls when a metric stops improving (ReduceLROnPlateau). All zero except value is
+// valid. The struct contains no pointers, so it can be part of the info of a checkpoint. The
+// program sets the fields up to high_is_best, and the updates change value and the remaining
+// fields.
+typedef struct idist_plateau {
+    double value;     // the rate: set the first rate, and read the rate after every update
+    double factor;    // of each decrease, above 0 and below 1; 0 means 0.1
+    double min_value; // no decrease ends below this rate
+    double eps;       // a decrease by eps or less is left out; 0 means 1e-8, < 0 means 0
+    // By how much a metric must be better than the best metric: a fraction of the best metric, or a
+    // difference if `absolute` is set. 0 means 1e-4, < 0 means 0. A fraction must be below 1 unless
+    // high_is_best is set. If the best metric is negative, a fraction admits slightly worse
+    // metrics, as in torch. Set `absolute` for such metrics.
+    double threshold;
+    int patience;      // bad updates in a row that leave the rate; 0 means 10, < 0 means 0
+    int cooldown;      // updates after a decrease that do not count as bad
+    bool absolute;     // threshold_mode "abs"
+    bool high_is_best; // mode "max": higher metrics are better, as for an accuracy
+    bool begun;        // true after the first update
+    double best;       // the best metric, or infinitely bad before there is one
+    int bad_count;     // bad updates in a row until now
+    int cooldown_left; // updates until the end of the cooldown
+} idist_plateau;
+
+// Adds a metric, usually once per epoch, and lowers the rate if more than `patience` updates in a
+// row were bad. An update is bad if the metric is not better than the best metric, or is NaN.
+// Local: the rates of all ranks stay equal if all ranks pass equal metrics, such as the result of
+// idist_mean_compute. Returns IDIST_ERR_ARG, and changes nothing, if plateau is NULL or a field is
+// out of its range or not finite.
+IDIST_API idist_status idist_plateau_update(idist_plateau *plateau, double metric);
 
 //------------------------------------------------------------------------------
 // [train_api:metric]  numbers over all ranks
@@ -3418,6 +3449,133 @@ double idist_piecewise_linear(const idist_milestone *milestones, int n, double s
     to = &milestones[i];
 
     return from->value + (to->value - from->value) * (step - from->step) / (to->step - from->step);
+}
+
+// ---- train/plateau.h -----------------------------------------------------------------------------
+
+// train/plateau.h: a rate that falls when a metric stops improving
+//
+// Follows torch's ReduceLROnPlateau, with the same formulas, so that the rates are equal after any
+// number of updates.
+
+// Replaces fields that are 0 or negative by the values that they mean.
+static idist_plateau idist__plateau_resolve(const idist_plateau *plateau) {
+    idist_plateau resolved = *plateau;
+
+    if (resolved.factor == 0) resolved.factor = 0.1;
+    if (resolved.eps == 0) resolved.eps = 1e-8;
+    if (resolved.eps < 0) resolved.eps = 0;
+    if (resolved.threshold == 0) resolved.threshold = 1e-4;
+    if (resolved.threshold < 0) resolved.threshold = 0;
+    if (resolved.patience == 0) resolved.patience = 10;
+    if (resolved.patience < 0) resolved.patience = 0;
+
+    return resolved;
+}
+
+static idist_status idist__plateau_check_state(const idist_plateau *plateau) {
+    char text[IDIST__NUMBER_NBYTES];
+
+    if (plateau->bad_count < 0 || plateau->cooldown_left < 0)
+        return idist__fail(IDIST_ERR_ARG,
+                           "plateau_update: bad_count and cooldown_left must not be negative, got "
+                           "%d and %d",
+                           plateau->bad_count, plateau->cooldown_left);
+    if (plateau->best != plateau->best)
+        return idist__fail(IDIST_ERR_ARG, "plateau_update: best is %s",
+                           idist__number_print(text, plateau->best, 6));
+
+    return IDIST_OK;
+}
+
+// Checks the fields after idist__plateau_resolve.
+static idist_status idist__plateau_check(const idist_plateau *plateau) {
+    char text[IDIST__NUMBER_NBYTES];
+
+    if (!(plateau->value >= 0 && idist__schedule_is_finite(plateau->value)))
+        return idist__fail(IDIST_ERR_ARG,
+                           "plateau_update: value must be finite and not negative, got %s",
+                           idist__number_print(text, plateau->value, 6));
+    if (!(plateau->factor > 0 && plateau->factor < 1))
+        return idist__fail(IDIST_ERR_ARG,
+                           "plateau_update: factor must be above 0 and below 1, got %s",
+                           idist__number_print(text, plateau->factor, 6));
+    if (!idist__schedule_is_finite(plateau->min_value))
+        return idist__fail(IDIST_ERR_ARG, "plateau_update: min_value must be finite, got %s",
+                           idist__number_print(text, plateau->min_value, 6));
+    if (!idist__schedule_is_finite(plateau->eps))
+        return idist__fail(IDIST_ERR_ARG, "plateau_update: eps must be finite, got %s",
+                           idist__number_print(text, plateau->eps, 6));
+    if (!idist__schedule_is_finite(plateau->threshold))
+        return idist__fail(IDIST_ERR_ARG, "plateau_update: threshold must be finite, got %s",
+                           idist__number_print(text, plateau->threshold, 6));
+    if (!plateau->absolute && !plateau->high_is_best && plateau->threshold >= 1)
+        return idist__fail(IDIST_ERR_ARG,
+                           "plateau_update: a threshold that is a fraction must be below 1, got %s",
+                           idist__number_print(text, plateau->threshold, 6));
+    if (plateau->cooldown < 0)
+        return idist__fail(IDIST_ERR_ARG, "plateau_update: cooldown must not be negative, got %d",
+                           plateau->cooldown);
+
+    return idist__plateau_check_state(plateau);
+}
+
+// Returns true if a metric is better than the best metric by more than the threshold. Returns false
+// for a NaN.
+static bool idist__plateau_is_better(const idist_plateau *plateau, double metric) {
+    double best = plateau->best, threshold = plateau->threshold;
+
+    if (plateau->high_is_best)
+        return metric > (plateau->absolute ? best + threshold : best * (1 + threshold));
+    return metric < (plateau->absolute ? best - threshold : best * (1 - threshold));
+}
+
+// Lowers the rate, unless the decrease is not larger than eps.
+static void idist__plateau_lower(idist_plateau *plateau) {
+    double lower = plateau->value * plateau->factor;
+
+    if (lower < plateau->min_value) lower = plateau->min_value;
+    if (plateau->value - lower > plateau->eps) plateau->value = lower;
+}
+
+idist_status idist_plateau_update(idist_plateau *plateau, double metric) {
+    idist_plateau now; // with all fields resolved
+    idist_status status;
+    bool is_better;
+
+    if (!plateau) return idist__fail(IDIST_ERR_ARG, "plateau_update: plateau is NULL");
+    now = idist__plateau_resolve(plateau);
+    status = idist__plateau_check(&now);
+    if (status != IDIST_OK) return status;
+
+    if (!now.begun) {
+        now.best = (double)idist__small_float_from_bits(0x7f800000u); // infinity
+        if (now.high_is_best) now.best = -now.best;
+    }
+
+    is_better = idist__plateau_is_better(&now, metric);
+    if (is_better) now.best = metric;
+
+    if (now.cooldown_left > 0) {
+        now.cooldown_left--;
+        now.bad_count = 0;
+    } else if (is_better) {
+        now.bad_count = 0;
+    } else if (now.bad_count < now.patience) {
+        now.bad_count++;
+    } else {
+        idist__plateau_lower(&now);
+        now.cooldown_left = now.cooldown;
+        now.bad_count = 0;
+    }
+
+    plateau->value = now.value;
+    plateau->best = now.best;
+    plateau->bad_count = now.bad_count;
+    plateau->cooldown_left = now.cooldown_left;
+    plateau->begun = true;
+
+    return IDIST_OK;
 }
 
 // ---- train/metric.h ------------------------------------------------------------------------------

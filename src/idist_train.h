@@ -694,7 +694,7 @@ IDIST_API idist_status idist_grad_scaler_update(idist_grad_scaler *scaler);
 //
 // Local: a value depends on the arguments only. So ranks that pass the same arguments get the same
 // bits, and nothing has to be saved. Bad arguments give NaN, and idist_last_error says what is
-// wrong.
+// wrong. Only idist_plateau, at the end of this section, has state.
 //------------------------------------------------------------------------------
 
 typedef struct idist_milestone {
@@ -781,6 +781,37 @@ IDIST_API double idist_schedule_value(const idist_schedule *schedule, uint64_t s
 // rejects a schedule.
 IDIST_API double idist_schedule_sequence(const idist_schedule *schedules,
                                          const uint64_t *milestones, int n, uint64_t step);
+
+// A rate that falls when a metric stops improving (ReduceLROnPlateau). All zero except value is
+// valid. The struct contains no pointers, so it can be part of the info of a checkpoint. The
+// program sets the fields up to high_is_best, and the updates change value and the remaining
+// fields.
+typedef struct idist_plateau {
+    double value;     // the rate: set the first rate, and read the rate after every update
+    double factor;    // of each decrease, above 0 and below 1; 0 means 0.1
+    double min_value; // no decrease ends below this rate
+    double eps;       // a decrease by eps or less is left out; 0 means 1e-8, < 0 means 0
+    // By how much a metric must be better than the best metric: a fraction of the best metric, or a
+    // difference if `absolute` is set. 0 means 1e-4, < 0 means 0. A fraction must be below 1 unless
+    // high_is_best is set. If the best metric is negative, a fraction admits slightly worse
+    // metrics, as in torch. Set `absolute` for such metrics.
+    double threshold;
+    int patience;      // bad updates in a row that leave the rate; 0 means 10, < 0 means 0
+    int cooldown;      // updates after a decrease that do not count as bad
+    bool absolute;     // threshold_mode "abs"
+    bool high_is_best; // mode "max": higher metrics are better, as for an accuracy
+    bool begun;        // true after the first update
+    double best;       // the best metric, or infinitely bad before there is one
+    int bad_count;     // bad updates in a row until now
+    int cooldown_left; // updates until the end of the cooldown
+} idist_plateau;
+
+// Adds a metric, usually once per epoch, and lowers the rate if more than `patience` updates in a
+// row were bad. An update is bad if the metric is not better than the best metric, or is NaN.
+// Local: the rates of all ranks stay equal if all ranks pass equal metrics, such as the result of
+// idist_mean_compute. Returns IDIST_ERR_ARG, and changes nothing, if plateau is NULL or a field is
+// out of its range or not finite.
+IDIST_API idist_status idist_plateau_update(idist_plateau *plateau, double metric);
 
 //------------------------------------------------------------------------------
 // [train_api:metric]  numbers over all ranks
@@ -1115,6 +1146,7 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
 #include "train/convert.h"
 #include "train/grad_scaler.h"
 #include "train/schedule.h"
+#include "train/plateau.h"
 #include "train/metric.h"
 #include "train/scores.h"
 #include "train/roc_auc.h"

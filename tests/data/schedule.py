@@ -13,7 +13,12 @@ because its recursion accumulates rounding errors.
 A sequence is "sequence", the number of schedules, the milestones, the schedules without pairs, and
 pairs of step and value. A piecewise schedule is "piecewise", the number of milestones, their steps
 and values, and pairs of step and value.
+
+A plateau is "plateau", the fields value, factor, min_value, eps, threshold, patience, cooldown,
+absolute and high_is_best of idist_plateau, and for each update the metric and then the fields
+value, best, bad_count and cooldown_left.
 """
+import random
 import re
 import warnings
 
@@ -79,6 +84,24 @@ def show(kind, pairs, **fields):
 def show_sequence(lr, make, milestones, schedules):
     pairs = rates(lambda o: lrs.SequentialLR(o, [f(o) for f in make], milestones), lr, 110)
     show_pairs(" ".join(str(x) for x in ("sequence", len(make), *milestones, *schedules)), pairs)
+
+
+def show_plateau(metrics, lr, **options):
+    """Prints the metrics, and the rate and the counts that torch has after each of them."""
+    o = optimizer(lr)
+    scheduler = lrs.ReduceLROnPlateau(o, **options)
+    floats = [lr, scheduler.factor, scheduler.min_lrs[0], scheduler.eps, scheduler.threshold]
+    # In idist_plateau, negative numbers mean 0.
+    floats = [x if x or i < 3 else -1.0 for i, x in enumerate(floats)]
+    modes = int(scheduler.threshold_mode == "abs"), int(scheduler.mode == "max")
+    print("plateau", *(number(x) for x in floats), scheduler.patience or -1,
+          scheduler.cooldown, *modes, end="")
+    for metric in metrics:
+        scheduler.step(metric)
+        print("", number(metric), number(o.param_groups[0]["lr"]),
+              number(scheduler.best), scheduler.num_bad_epochs, scheduler.cooldown_counter,
+              end="")
+    print()
 
 
 print(f"# made by schedule.py with torch {torch.__version__}, ignite {ignite.__version__}")
@@ -219,3 +242,24 @@ for make, milestones in (
     ([restarts, exponential], [0]),
 ):
     show_sequence(0.4, make, milestones, [known[f] for f in make])
+
+# Metrics are multiples of 1/64, with some equal neighbors. In the last round, some are not finite.
+rng = random.Random(7)
+for mode in ("min", "max"):
+    for threshold_mode in ("rel", "abs"):
+        for i, (lr, options) in enumerate((
+            (1.0, dict()),
+            (0.5, dict(factor=0.5, patience=0, cooldown=3, threshold=0.0, eps=0.0)),
+            (0.1, dict(factor=0.7, patience=2, min_lr=0.01, threshold=0.05)),
+            (2.0, dict(factor=0.25, patience=1, cooldown=1, eps=0.09375, threshold=0.3)),
+            (1.0, dict(factor=0.5, patience=3, cooldown=2, threshold=0.01, min_lr=0.1)),
+        )):
+            slope = 1 if mode == "max" else -1
+            metrics = [(256 + slope * step + rng.randrange(-40, 40)) / 64 for step in range(110)]
+            if i == 3:
+                metrics = [metric - 4 for metric in metrics] # of both signs
+            if i == 4:
+                for step in [0, 1] + [rng.randrange(110) for k in range(30)]:
+                    metrics[step] = rng.choice([float("nan"), slope * -float("inf")])
+                metrics[100] = slope * float("inf")
+            show_plateau(metrics, lr, mode=mode, threshold_mode=threshold_mode, **options)
