@@ -1087,6 +1087,14 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 
 typedef struct idist_summary idist_summary;
 
+// A value of a summary.
+typedef struct idist_scalar {
+    const char *tag;  // valid until the function returns
+    double value;     // may be NaN or infinite
+    double wall_time; // in seconds since 1970
+    uint64_t step;
+} idist_scalar;
+
 typedef struct idist_summary_desc {
     const char *folder; // on rank 0; created with its parents if it does not exist
     // The group whose rank 0 writes. If it is NULL, rank 0 of the world writes, or, before there is
@@ -1094,10 +1102,17 @@ typedef struct idist_summary_desc {
     idist_group *group;
     bool no_csv;
     bool no_tensorboard;
+    // Gets every value, on the rank that writes, for example to pass the value to MLflow or another
+    // experiment tracker; may be NULL. Called by idist_summary_add after the files have the value,
+    // one call at a time. Returns 0 on success; must not use this summary. With no_csv and
+    // no_tensorboard, the folder may be NULL.
+    int (*track)(const idist_scalar *scalar, void *arg);
+    void *arg; // passed to track
 } idist_summary_desc;
 
 // Opens the files.
 // IDIST_ERR_ARG: scalars.csv exists, but is damaged or was not written by idist; it is untouched.
+// Or neither a file nor desc.track is wanted.
 // IDIST_ERR_STATE: another handle or process is writing scalars.csv.
 // IDIST_ERR_NO_MEMORY: out of memory.
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: a file or folder cannot be created.
@@ -1111,6 +1126,7 @@ IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the previous value. This value is kept
 // in memory, and the next call writes it if it can. Up to 64 KiB are kept per file; further values
 // are lost.
+// IDIST_ERR_CALLBACK: desc.track failed. The files have the value.
 IDIST_API idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                          uint64_t step);
 
@@ -9474,6 +9490,9 @@ struct idist_summary {
     uint64_t refused; // values missing from at least one file
     char *folder;
     idist__summary_file csv, events;
+    idist__os_mutex track_lock; // held while `track` runs
+    int (*track)(const idist_scalar *scalar, void *arg);
+    void *arg;
 };
 
 // Writes the pending bytes of a file.
@@ -9654,6 +9673,7 @@ static idist_status idist__summary_open(idist_summary *summary, const idist_summ
     size_t nbytes;
     int error;
 
+    if (desc->no_csv && desc->no_tensorboard) return IDIST_OK;
     if (!desc->folder || !desc->folder[0])
         return idist__fail(IDIST_ERR_ARG, "summary_create: the folder is NULL or empty");
     nbytes = strlen(desc->folder) + 1;
@@ -9682,6 +9702,7 @@ static idist_status idist__summary_close(idist_summary *summary, idist__summary_
 
 static void idist__summary_delete(idist_summary *summary) {
     idist__os_mutex_destroy(&summary->lock);
+    idist__os_mutex_destroy(&summary->track_lock);
     free(summary->folder);
     free(summary);
 }
@@ -9693,13 +9714,17 @@ idist_status idist_summary_create(const idist_summary_desc *desc, idist_summary 
     if (!summary) return idist__fail(IDIST_ERR_ARG, "summary_create: summary is NULL");
     *summary = NULL;
     if (!desc) return idist__fail(IDIST_ERR_ARG, "summary_create: desc is NULL");
-    if (desc->no_csv && desc->no_tensorboard)
-        return idist__fail(IDIST_ERR_ARG, "summary_create: neither CSV nor TensorBoard is wanted");
+    if (desc->no_csv && desc->no_tensorboard && !desc->track)
+        return idist__fail(IDIST_ERR_ARG,
+                           "summary_create: neither CSV nor TensorBoard nor a tracker is wanted");
     created = (idist_summary *)calloc(1, sizeof *created);
     if (!created)
         return idist__fail(IDIST_ERR_NO_MEMORY, "summary_create: no memory for a summary");
 
     idist__os_mutex_init(&created->lock);
+    idist__os_mutex_init(&created->track_lock);
+    created->track = desc->track;
+    created->arg = desc->arg;
     created->writes = idist_group_rank(desc->group) == 0;
     created->process = idist__os_process_id();
     created->csv.file = created->events.file = IDIST__OS_NO_FILE;
@@ -9742,6 +9767,31 @@ static bool idist__summary_is_utf8(const char *text) {
     return nbytes == 0;
 }
 
+// Passes a value to the program's tracker.
+IDIST__NOINLINE static idist_status idist__summary_track(idist_summary *summary, const char *tag,
+                                                         double value, uint64_t step,
+                                                         int64_t wall_us) {
+    idist_scalar scalar;
+    int result = 1;
+    bool threw;
+
+    scalar.tag = tag;
+    scalar.value = value;
+    scalar.wall_time = (double)wall_us / 1e6;
+    scalar.step = step;
+
+    idist__os_mutex_lock(&summary->track_lock);
+    IDIST__CALLBACK(result = summary->track(&scalar, summary->arg));
+    threw = idist__callback_threw("summary_add", "the tracker");
+    idist__os_mutex_unlock(&summary->track_lock);
+
+    if (threw) return IDIST_ERR_CALLBACK;
+    if (!result) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_CALLBACK, "summary_add: the tracker failed with %d for \"%.60s\"",
+                       result, tag);
+}
+
 idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                uint64_t step) {
     char line[IDIST__CSV_NBYTES];
@@ -9769,7 +9819,10 @@ idist_status idist_summary_add(idist_summary *summary, const char *tag, double v
     summary->refused += refused;
     idist__os_mutex_unlock(&summary->lock);
 
-    return events != IDIST_OK ? events : csv;
+    if (summary->track) status = idist__summary_track(summary, tag, value, step, now_us);
+    if (csv != IDIST_OK) status = csv;
+
+    return events != IDIST_OK ? events : status;
 }
 
 // Writes the pending bytes, and waits until the whole file is on the disk. If the file system

@@ -1086,6 +1086,14 @@ IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const c
 
 typedef struct idist_summary idist_summary;
 
+// A value of a summary.
+typedef struct idist_scalar {
+    const char *tag;  // valid until the function returns
+    double value;     // may be NaN or infinite
+    double wall_time; // in seconds since 1970
+    uint64_t step;
+} idist_scalar;
+
 typedef struct idist_summary_desc {
     const char *folder; // on rank 0; created with its parents if it does not exist
     // The group whose rank 0 writes. If it is NULL, rank 0 of the world writes, or, before there is
@@ -1093,10 +1101,17 @@ typedef struct idist_summary_desc {
     idist_group *group;
     bool no_csv;
     bool no_tensorboard;
+    // Gets every value, on the rank that writes, for example to pass the value to MLflow or another
+    // experiment tracker; may be NULL. Called by idist_summary_add after the files have the value,
+    // one call at a time. Returns 0 on success; must not use this summary. With no_csv and
+    // no_tensorboard, the folder may be NULL.
+    int (*track)(const idist_scalar *scalar, void *arg);
+    void *arg; // passed to track
 } idist_summary_desc;
 
 // Opens the files.
 // IDIST_ERR_ARG: scalars.csv exists, but is damaged or was not written by idist; it is untouched.
+// Or neither a file nor desc.track is wanted.
 // IDIST_ERR_STATE: another handle or process is writing scalars.csv.
 // IDIST_ERR_NO_MEMORY: out of memory.
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: a file or folder cannot be created.
@@ -1110,6 +1125,7 @@ IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the previous value. This value is kept
 // in memory, and the next call writes it if it can. Up to 64 KiB are kept per file; further values
 // are lost.
+// IDIST_ERR_CALLBACK: desc.track failed. The files have the value.
 IDIST_API idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                          uint64_t step);
 

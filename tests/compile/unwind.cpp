@@ -105,6 +105,8 @@ int fetch(void *, const size_t *, size_t, void *) { throw std::runtime_error("no
 
 int metric(const void *, size_t, void *, double *) { throw std::runtime_error("no metric"); }
 
+int track(const idist_scalar *, void *) { throw std::runtime_error("no tracker"); }
+
 idist_status start(idist_bucket *, void *) { throw std::runtime_error("no codec"); }
 idist_status finish(idist_bucket *, void *) { return IDIST_OK; }
 
@@ -140,6 +142,16 @@ void train_case(const std::string &name) {
         double value = 0;
         float row = 1;
         report("metric", idist_epoch_metric(&row, 1, sizeof row, metric, nullptr, &value, nullptr));
+    }
+    if (name == "track") {
+        idist_summary_desc d;
+        idist_summary *summary = nullptr;
+        std::memset(&d, 0, sizeof d);
+        d.no_csv = d.no_tensorboard = true;
+        d.track = track;
+        if (idist_summary_create(&d, &summary)) return report("create", IDIST_ERR_ARG);
+        report("track", idist_summary_add(summary, "loss", 1, 1));
+        idist_summary_free(&summary);
     }
     if (name == "hook") {
         float parameter = 1, gradient = 2;
@@ -187,7 +199,7 @@ int rank_case(const std::string &name) {
     }
 #ifdef WITH_TRAIN
     if (name == "order" || name == "fetch" || name == "fetch-threads" || name == "metric" ||
-        name == "hook" || name == "op-hpp")
+        name == "track" || name == "hook" || name == "op-hpp")
         train_case(name);
 #endif
     if (name == "op") op_rank(3);

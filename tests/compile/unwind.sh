@@ -103,7 +103,7 @@ for case in first only; do
     expect "c: one_rank_$case throws" 'no such data set' \
         "^rank 0 $case: IDIST_ERR_PEER_LOST .*rank 1 on"
 done
-for case in order fetch fetch-threads metric; do
+for case in order fetch fetch-threads metric track; do
     ranks c++ $case x
     expect "c++: $case throws" "^rank 0 $case: IDIST_ERR_CALLBACK .*threw an exception.*: no " \
         '^rank 0 next: IDIST_OK' '^rank 1 next: IDIST_OK' '^rank 1 finalize: IDIST_OK'

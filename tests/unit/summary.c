@@ -652,6 +652,90 @@ static void threads(void) {
     tap_ok(files_agree(), "in both files, in the same order");
 }
 
+// A tracker that keeps what it gets.
+typedef struct tracker {
+    idist_scalar last;
+    char tag[32];
+    int count, result;
+    int inside; // calls that run now
+    bool overlapped;
+} tracker;
+
+static int track(const idist_scalar *scalar, void *arg) {
+    tracker *t = (tracker *)arg;
+    if (__atomic_fetch_add(&t->inside, 1, __ATOMIC_SEQ_CST)) t->overlapped = true;
+    t->last = *scalar;
+    copy_text(t->tag, sizeof t->tag, scalar->tag);
+    t->count++;
+    if (t->count % 64 == 0) usleep(1000);
+    __atomic_fetch_sub(&t->inside, 1, __ATOMIC_SEQ_CST);
+    return t->result;
+}
+
+static void trackers(void) {
+    idist_summary_desc desc;
+    idist_summary *s = NULL;
+    pthread_t thread[N_THREADS];
+    tracker t;
+    double now = (double)time(NULL);
+    memset(&desc, 0, sizeof desc);
+    memset(&t, 0, sizeof t);
+    desc.folder = folder;
+    desc.track = track;
+    desc.arg = &t;
+    TAP_REQUIRE(idist_summary_create(&desc, &s) == IDIST_OK);
+    tap_is(idist_summary_add(s, "train/loss", 0.25, 7), IDIST_OK, "a tracker gets a value");
+    tap_ok(t.count == 1 && !strcmp(t.tag, "train/loss") && t.last.value == 0.25 && t.last.step == 7,
+           "the tag, value and step");
+    tap_ok(t.last.wall_time >= now && t.last.wall_time < now + 60, "the time");
+    tap_is(idist_summary_add(s, "", 1, 8), IDIST_ERR_ARG, "a bad tag");
+    tap_is(t.count, 1, "it does not reach the tracker");
+    t.result = 5;
+    tap_is(idist_summary_add(s, "a", 1, 8), IDIST_ERR_CALLBACK, "the tracker fails");
+    tap_like(idist_last_error(), "the tracker failed with 5 for \"a\"", "the error says so");
+    t.result = 0;
+    for (int i = 0; i < N_THREADS; i++)
+        TAP_REQUIRE(pthread_create(&thread[i], NULL, add_many, s) == 0);
+    for (int i = 0; i < N_THREADS; i++) TAP_REQUIRE(pthread_join(thread[i], NULL) == 0);
+    tap_ok(t.count == 2 + N_THREADS * N_ADDS && !t.overlapped, "one call at a time (%d)", t.count);
+    break_disk(ENOSPC, 0);
+    tap_is(idist_summary_add(s, "b", 2, 9), IDIST_ERR_NO_SPACE, "a full disk");
+    tap_ok(!strcmp(t.tag, "b") && t.last.value == 2, "the tracker gets the value all the same");
+    break_disk(0, 0);
+    tap_is(idist_summary_free(&s), IDIST_OK, "free");
+    tap_is(count_char(get_csv(), '\n'), 1 + t.count, "the file has the same values");
+
+    remove_folder();
+    new_folder();
+    desc.folder = NULL;
+    desc.no_csv = desc.no_tensorboard = true;
+    TAP_REQUIRE(idist_summary_create(&desc, &s) == IDIST_OK);
+    t.count = 0;
+    tap_is(idist_summary_add(s, "c", 3, 10), IDIST_OK, "without files");
+    tap_is(idist_summary_flush(s), IDIST_OK, "flush");
+    tap_is(idist_summary_free(&s), IDIST_OK, "free");
+    tap_ok(t.count == 1 && !strcmp(t.tag, "c"), "the tracker gets the value");
+    tap_is(count_entries(folder, ""), 0, "no file is written");
+}
+
+// Only the rank that writes calls the tracker.
+static void ranks_track(idist_group *world, int rank, int n, void *arg) {
+    idist_summary_desc desc;
+    idist_summary *s = NULL;
+    tracker t;
+    (void)n, (void)arg;
+    memset(&desc, 0, sizeof desc);
+    memset(&t, 0, sizeof t);
+    desc.group = world;
+    desc.no_csv = desc.no_tensorboard = true;
+    desc.track = track;
+    desc.arg = &t;
+    rank_ok(rank, idist_summary_create(&desc, &s));
+    rank_ok(rank, idist_summary_add(s, "rank", rank, 1));
+    rank_check(t.count == (rank == 0), "rank %d: %d values", rank, t.count);
+    rank_ok(rank, idist_summary_free(&s));
+}
+
 // Creates a summary for the world and one for a group in reverse order. Only rank 0 of the world
 // and rank 0 of the group, which is rank n - 1 of the world, may write. The other ranks must not
 // even read the folder.
@@ -747,6 +831,8 @@ int main(void) {
     in_new_folder(hidden_folder);
     in_new_folder(forked);
     in_new_folder(threads);
+    in_new_folder(trackers);
+    ranks_case(3, NULL, ranks_track, NULL, "only rank 0 tracks");
     of_ranks();
     in_new_folder(after_finalize);
     return tap_done();

@@ -107,6 +107,9 @@ struct idist_summary {
     uint64_t refused; // values missing from at least one file
     char *folder;
     idist__summary_file csv, events;
+    idist__os_mutex track_lock; // held while `track` runs
+    int (*track)(const idist_scalar *scalar, void *arg);
+    void *arg;
 };
 
 // Writes the pending bytes of a file.
@@ -287,6 +290,7 @@ static idist_status idist__summary_open(idist_summary *summary, const idist_summ
     size_t nbytes;
     int error;
 
+    if (desc->no_csv && desc->no_tensorboard) return IDIST_OK;
     if (!desc->folder || !desc->folder[0])
         return idist__fail(IDIST_ERR_ARG, "summary_create: the folder is NULL or empty");
     nbytes = strlen(desc->folder) + 1;
@@ -315,6 +319,7 @@ static idist_status idist__summary_close(idist_summary *summary, idist__summary_
 
 static void idist__summary_delete(idist_summary *summary) {
     idist__os_mutex_destroy(&summary->lock);
+    idist__os_mutex_destroy(&summary->track_lock);
     free(summary->folder);
     free(summary);
 }
@@ -326,13 +331,17 @@ idist_status idist_summary_create(const idist_summary_desc *desc, idist_summary 
     if (!summary) return idist__fail(IDIST_ERR_ARG, "summary_create: summary is NULL");
     *summary = NULL;
     if (!desc) return idist__fail(IDIST_ERR_ARG, "summary_create: desc is NULL");
-    if (desc->no_csv && desc->no_tensorboard)
-        return idist__fail(IDIST_ERR_ARG, "summary_create: neither CSV nor TensorBoard is wanted");
+    if (desc->no_csv && desc->no_tensorboard && !desc->track)
+        return idist__fail(IDIST_ERR_ARG,
+                           "summary_create: neither CSV nor TensorBoard nor a tracker is wanted");
     created = (idist_summary *)calloc(1, sizeof *created);
     if (!created)
         return idist__fail(IDIST_ERR_NO_MEMORY, "summary_create: no memory for a summary");
 
     idist__os_mutex_init(&created->lock);
+    idist__os_mutex_init(&created->track_lock);
+    created->track = desc->track;
+    created->arg = desc->arg;
     created->writes = idist_group_rank(desc->group) == 0;
     created->process = idist__os_process_id();
     created->csv.file = created->events.file = IDIST__OS_NO_FILE;
@@ -375,6 +384,31 @@ static bool idist__summary_is_utf8(const char *text) {
     return nbytes == 0;
 }
 
+// Passes a value to the program's tracker.
+IDIST__NOINLINE static idist_status idist__summary_track(idist_summary *summary, const char *tag,
+                                                         double value, uint64_t step,
+                                                         int64_t wall_us) {
+    idist_scalar scalar;
+    int result = 1;
+    bool threw;
+
+    scalar.tag = tag;
+    scalar.value = value;
+    scalar.wall_time = (double)wall_us / 1e6;
+    scalar.step = step;
+
+    idist__os_mutex_lock(&summary->track_lock);
+    IDIST__CALLBACK(result = summary->track(&scalar, summary->arg));
+    threw = idist__callback_threw("summary_add", "the tracker");
+    idist__os_mutex_unlock(&summary->track_lock);
+
+    if (threw) return IDIST_ERR_CALLBACK;
+    if (!result) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_CALLBACK, "summary_add: the tracker failed with %d for \"%.60s\"",
+                       result, tag);
+}
+
 idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                uint64_t step) {
     char line[IDIST__CSV_NBYTES];
@@ -402,7 +436,10 @@ idist_status idist_summary_add(idist_summary *summary, const char *tag, double v
     summary->refused += refused;
     idist__os_mutex_unlock(&summary->lock);
 
-    return events != IDIST_OK ? events : csv;
+    if (summary->track) status = idist__summary_track(summary, tag, value, step, now_us);
+    if (csv != IDIST_OK) status = csv;
+
+    return events != IDIST_OK ? events : status;
 }
 
 // Writes the pending bytes, and waits until the whole file is on the disk. If the file system
