@@ -716,6 +716,14 @@ static void trackers(void) {
     tap_is(idist_summary_free(&s), IDIST_OK, "free");
     tap_ok(t.count == 1 && !strcmp(t.tag, "c"), "the tracker gets the value");
     tap_is(count_entries(folder, ""), 0, "no file is written");
+
+    desc.folder = folder;
+    desc.no_csv = false;
+    TAP_REQUIRE(idist_summary_create(&desc, &s) == IDIST_OK);
+    break_disk(ENOSPC, 0);
+    tap_is(idist_summary_add(s, "d", 4, 11), IDIST_ERR_NO_SPACE, "a full disk, CSV only");
+    break_disk(0, 0);
+    tap_is(idist_summary_free(&s), IDIST_OK, "free");
 }
 
 // Only the rank that writes calls the tracker.
