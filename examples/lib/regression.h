@@ -14,7 +14,7 @@
 #endif
 
 // SAMPLES is the number of samples per rank. W1 to B2 are the offsets of the parameters of each
-// layer. PADDING is the largest number of parameters that padding adds.
+// layer.
 enum {
     INPUTS = 8,
     HIDDEN = 1000,
@@ -23,18 +23,18 @@ enum {
     B1 = W1 + INPUTS * HIDDEN,
     W2 = B1 + HIDDEN,
     B2 = W2 + HIDDEN,
-    PARAMS = B2 + 1,
-    PADDING = 64
+    PARAMS = B2 + 1
 };
 
 typedef struct model { // one on the host, and one on the device if there is one
     float x[SAMPLES * INPUTS], y[SAMPLES], hidden[SAMPLES * HIDDEN], error[SAMPLES];
-    float w[PARAMS + PADDING], g[PARAMS + PADDING]; // parameters and gradients
+    float w[PARAMS], g[PARAMS]; // parameters and gradients
 } model;
 
-typedef struct adam { // moments of `count` parameters from number `first` on
-    float *m, *v;     // on the device, if there is one
-    int first, count;
+typedef struct adam {                     // the arrays are on the device, if there is one
+    float *w;                             // parameters
+    const float *g;                       // their gradients
+    float *m, *v;                         // their moments
     float power_m, power_v, fix_m, fix_v; // fix_m and fix_v correct the bias of m and v
 } adam;
 
@@ -72,11 +72,10 @@ HOST_DEVICE static inline void gradient(model *t, adam a, int i) {
 }
 
 HOST_DEVICE static inline void adamw(model *t, adam a, int i) {
-    float *w = t->w + a.first + i, g = t->g[a.first + i];
-
-    a.m[i] = 0.9f * a.m[i] + 0.1f * g;
-    a.v[i] = 0.999f * a.v[i] + 0.001f * g * g;
-    *w -= 1e-3f * (a.m[i] * a.fix_m / (sqrtf(a.v[i] * a.fix_v) + 1e-8f) + 0.01f * *w);
+    (void)t;
+    a.m[i] = 0.9f * a.m[i] + 0.1f * a.g[i];
+    a.v[i] = 0.999f * a.v[i] + 0.001f * a.g[i] * a.g[i];
+    a.w[i] -= 1e-3f * (a.m[i] * a.fix_m / (sqrtf(a.v[i] * a.fix_v) + 1e-8f) + 0.01f * a.w[i]);
 }
 
 // ---- on the host ----
