@@ -20543,6 +20543,53 @@ static void idist__trace_track_leave(const idist__lane *lane, const char *status
     idist__trace_file_put(event);
 }
 
+// ---- trace/trace_count.h -------------------------------------------------------------------------
+
+// trace/trace_count.h: counts the communication calls of a thread
+//
+// A thread that counts (train/report/run_report.h) adds up its calls, their bytes, and the time
+// from the beginning to the end of each call or wait. A call within another one, such as an
+// all_reduce within idist_ddp_wait, adds its bytes but not its time.
+
+static __thread struct idist__trace_counter {
+    const void *owner; // NULL if the thread does not count
+    int depth;         // calls and waits of the thread that have begun and not ended
+    int64_t begun_ns;  // when the outermost of them began
+    int64_t waited_ns;
+    uint64_t calls, sent_nbytes;
+} idist__trace_counter;
+
+// Starts to count from zero, or stops if `owner` is NULL.
+IDIST__UNUSED static void idist__trace_count_from_zero(const void *owner) {
+    memset(&idist__trace_counter, 0, sizeof idist__trace_counter);
+    idist__trace_counter.owner = owner;
+}
+
+// Adds a call, and the bytes that this rank sends in it.
+static void idist__trace_count_add(const idist_group *g, const idist__call *call) {
+    idist__extent extent;
+
+    idist__trace_counter.calls++;
+    if (idist__check_call(g, call) != IDIST_OK || idist__extent_of(g, call, &extent) != IDIST_OK)
+        return;
+    if (call->kind == IDIST__BROADCAST && call->root == g->rank) extent.send = call->count;
+    idist__trace_counter.sent_nbytes += extent.send * idist_dtype_size(call->dtype);
+}
+
+// Called when a call or a wait begins.
+static void idist__trace_count_enter(void) {
+    if (!idist__trace_counter.owner) return;
+    if (!idist__trace_counter.depth++) idist__trace_counter.begun_ns = idist__os_clock_now_ns();
+}
+
+// Called when a call or a wait ends.
+static void idist__trace_count_leave(void) {
+    struct idist__trace_counter *me = &idist__trace_counter;
+
+    if (!me->owner || !me->depth || --me->depth) return;
+    me->waited_ns += idist__os_clock_now_ns() - me->begun_ns;
+}
+
 // ---- trace/trace_call.h --------------------------------------------------------------------------
 
 // trace/trace_call.h: the events of calls, and the events that the program adds
@@ -20552,7 +20599,8 @@ static void idist__trace_track_leave(const idist__lane *lane, const char *status
 //------------------------------------------------------------------------------
 // what the library adds to the timeline
 //
-// These are the functions of idist__tracer, which core/call.h calls. A blocking call becomes a
+// These are the functions of idist__tracer, which core/call.h calls. They also count the calls of
+// threads that count (trace/trace_count.h), with or without a timeline. A blocking call becomes a
 // begin and an end on its thread's track. A request becomes an event in a lane, which is a track
 // for operations in flight (trace_track.h). The function idist__trace_call_record begins the event
 // of the request. idist__trace_call_done ends the event, in the thread that completes the request.
@@ -20601,6 +20649,9 @@ static void idist__trace_call_wait(const char *category, const char *name, const
                                    const idist__call *call) {
     char args[IDIST__TRACE_ARGS_NBYTES] = "", of_call[IDIST__TRACE_ARGS_NBYTES] = "";
 
+    idist__trace_count_enter();
+    if (call && idist__trace_counter.owner && strcmp(category, "call") == 0)
+        idist__trace_count_add(g, call);
     if (!idist__trace_file_is_on()) return;
 
     if (call) {
@@ -20612,11 +20663,17 @@ static void idist__trace_call_wait(const char *category, const char *name, const
     idist__trace_track_enter(category, name, args);
 }
 
-static void idist__trace_call_waited(idist_status status) {
+// Records the end of a blocking call or a wait.
+static void idist__trace_call_leave(idist_status status) {
     if (!idist__trace_me.depth) return;
     idist__os_mutex_lock(&idist__trace_lock);
     idist__trace_track_leave(NULL, idist_status_name(status));
     idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+static void idist__trace_call_waited(idist_status status) {
+    idist__trace_count_leave();
+    idist__trace_call_leave(status);
 }
 
 // Records the end of a task that is in a lane.
@@ -20661,15 +20718,15 @@ static idist_status idist__trace_call_blocking_call(idist_group *g, const idist_
     idist__trace_call_args(args, g, call, g->seq + 1, valid);
     idist__trace_track_enter("call", idist__kind_names[call->label], args);
     status = idist__call_locked(g, call, opts);
-    idist__trace_call_waited(status);
+    idist__trace_call_leave(status);
 
     return status;
 }
 
-// Runs a communication call and records it. Used for every communication call except sendrecv. A
-// call on a device stream without a request has no lane, because no thread waits for its end.
-static idist_status idist__trace_call_record(idist_group *g, const idist__call *call,
-                                             const idist_opts *opts) {
+// Runs a communication call and records it in the timeline, if there is one. A call on a device
+// stream without a request has no lane, because no thread waits for its end.
+static idist_status idist__trace_call_in_file(idist_group *g, const idist__call *call,
+                                              const idist_opts *opts) {
     idist__task *t;
     idist_status status;
 
@@ -20688,17 +20745,41 @@ static idist_status idist__trace_call_record(idist_group *g, const idist__call *
     return status;
 }
 
-// Sets the tracer if the environment asks for a timeline. Called before a world is joined.
-static void idist__trace_call_prepare(void) {
+// Runs a communication call, counts it and records it. Used for every communication call except
+// sendrecv.
+static idist_status idist__trace_call_record(idist_group *g, const idist__call *call,
+                                             const idist_opts *opts) {
+    idist_status status;
+
+    if (!idist__trace_counter.owner) return idist__trace_call_in_file(g, call, opts);
+    idist__trace_count_enter();
+    idist__trace_count_add(g, call);
+    status = idist__trace_call_in_file(g, call, opts);
+    idist__trace_count_leave();
+
+    return status;
+}
+
+// Sets the tracer, so that calls are recorded and counted from now on. Returns false if the system
+// cannot run a function after a fork.
+static bool idist__trace_call_install(void) {
     static const idist__tracer tracer = {idist__trace_call_joined, idist__trace_file_trim,
                                          idist__trace_call_record, idist__trace_call_wait,
                                          idist__trace_call_waited, idist__trace_call_done};
+    bool installed;
 
-    if (!idist__os_env("IDIST_TRACE")) return;
     idist__os_mutex_lock(&idist__trace_lock);
     if (!idist__tracer_now() && idist__os_process_on_fork(idist__trace_track_forked))
         __atomic_store_n(&idist__tracer_set, &tracer, __ATOMIC_RELEASE);
+    installed = idist__tracer_now() != NULL;
     idist__os_mutex_unlock(&idist__trace_lock);
+
+    return installed;
+}
+
+// Sets the tracer if the environment asks for a timeline. Called before a world is joined.
+static void idist__trace_call_prepare(void) {
+    if (idist__os_env("IDIST_TRACE")) idist__trace_call_install();
 }
 
 __attribute__((constructor)) static void idist__trace_call_register(void) {

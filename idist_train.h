@@ -55,6 +55,7 @@ WHAT IT IS
     checkpoint  Rank 0 writes and reads; a file is either complete or absent.
     log         Only rank 0 logs.
     summary     Rank 0 writes losses and other scalars for TensorBoard and as CSV.
+    run         Rank 0 logs at the end how fast each rank was, and how long it waited.
 
     Names and rules follow PyTorch, Ignite or Horovod where one of them has an equivalent.
     Everything also works in a world of 1. This header is not a tensor library: it moves arrays and
@@ -79,6 +80,7 @@ CONTENTS
       [train_api:checkpoint]  files that are either complete or absent
       [train_api:log]         what a training run prints, on rank 0 only
       [train_api:summary]     scalars over the steps of a training run, for TensorBoard and as CSV
+      [train_api:run]         how fast a training run was, and which rank slowed it down
 
     The implementation follows. Its files are in src/train/.
     Generated from src/ by tools/drop_ins.py: change the files there.
@@ -1137,6 +1139,55 @@ IDIST_API idist_status idist_summary_flush(idist_summary *summary);
 // Flushes the files and frees the summary in any case; *summary becomes NULL. Returns IDIST_OK if
 // all values are in the files, and IDIST_ERR_NO_SPACE if some were lost.
 IDIST_API idist_status idist_summary_free(idist_summary **summary);
+
+//------------------------------------------------------------------------------
+// [train_api:run]  how fast a training run was, and which rank slowed it down
+//
+//     idist_run run = {0};
+//     if (idist_run_begin(&run) != IDIST_OK) return 1;
+//     while (next_batch()) {
+//         ...
+//         run.examples += batch.n;
+//     }
+//     if (idist_run_report(&run, "digits", NULL, NULL) != IDIST_OK) return 1;
+//
+// Rank 0 logs, in the form of idist_train_log:
+//
+//     Run of 12.3 s on 2 ranks: 4020.6 examples/s
+//         rank 0 (node7): 2010.3 examples/s, waited 7.6 % of the time, sent 30.6 MB in 412 calls
+//         rank 1 (node7): 2010.3 examples/s, waited 0.4 % of the time, sent 30.6 MB in 412 calls
+//         slowest: rank 1, which computed for 12.2 s; the other ranks for 11.4 s on average
+//------------------------------------------------------------------------------
+
+// A training run on this rank. All zero at the start.
+typedef struct idist_run {
+    uint64_t examples;  // the number of examples that this rank has processed
+    int64_t started_ns; // private
+} idist_run;
+
+// What one rank did between idist_run_begin and idist_run_report.
+typedef struct idist_run_rank {
+    double seconds;       // from begin to report
+    double waited;        // seconds of these in communication calls, and in waits for them
+    uint64_t examples;    // run.examples
+    uint64_t calls;       // communication calls
+    uint64_t sent_nbytes; // sizes of what this rank sends in these calls, whatever the algorithm
+} idist_run_rank;
+
+// Starts the clock, and starts to count the communication calls of the calling thread. Calls of
+// other threads do not count. Local. Counting takes about 0.1 us per call, and small messages
+// between two ranks take longer until the process ends. A second idist_run_begin in a thread ends
+// the first run of the thread. Returns IDIST_ERR_SYSTEM if the system has no memory for the hook
+// that counting needs.
+IDIST_API idist_status idist_run_begin(idist_run *run);
+
+// Ends the run. Sets ranks[r] to the numbers of rank r of the group, on all ranks; ranks has one
+// element per rank, or is NULL. Rank 0 of the world logs the summary above, of up to 16 ranks: if
+// the group has more, of the 16 that computed longest. `name` is the name of the training run.
+// Collective over opts->group; blocking; call it from the thread that called idist_run_begin.
+// Otherwise all ranks get IDIST_ERR_STATE.
+IDIST_API idist_status idist_run_report(const idist_run *run, const char *name,
+                                        idist_run_rank *ranks, const idist_opts *opts);
 
 #ifdef __cplusplus
 } // extern "C"
@@ -8994,6 +9045,165 @@ void idist_train_log_metrics(const char *name, int epoch, double seconds, const 
                     idist__number_print_fixed(text, seconds, 2), tag ? tag : "");
     for (i = 0; i < n && names && values; i++)
         idist_train_log(name, "    %s: %s", names[i], idist__number_print(text, values[i], 6));
+}
+
+// ---- train/report/run_report.h -------------------------------------------------------------------
+
+// train/report/run_report.h: how fast a training run was, and which rank slowed it down
+//
+// In data-parallel training all ranks wait for the slowest one. So ranks have about the same number
+// of examples per second, and the slowest rank is the rank that waits least.
+
+enum { IDIST__RUN_REPORT_RANKS = 16 }; // largest number of ranks in the log
+
+// What the ranks exchange.
+typedef struct idist__run_report {
+    idist_run_rank numbers;
+    char host[64];
+} idist__run_report;
+
+idist_status idist_run_begin(idist_run *run) {
+    if (!run) return idist__fail(IDIST_ERR_ARG, "run_begin: run is NULL");
+    if (!idist__trace_call_install())
+        return idist__fail(IDIST_ERR_SYSTEM, "run_begin: the system registers no function that "
+                                             "runs after a fork");
+    idist__trace_count_from_zero(run);
+    run->started_ns = idist__os_clock_now_ns();
+
+    return IDIST_OK;
+}
+
+// Returns the time that a rank did not spend in communication calls.
+static double idist__run_report_computed(const idist__run_report *rank) {
+    return rank->numbers.seconds - rank->numbers.waited;
+}
+
+// Returns the rank that computed longest among those that are not listed yet.
+static int idist__run_report_next(const idist__run_report *ranks, const bool *listed, int n) {
+    int r, longest = -1;
+
+    for (r = 0; r < n; r++) {
+        if (listed[r]) continue;
+        if (longest < 0 ||
+            idist__run_report_computed(&ranks[r]) > idist__run_report_computed(&ranks[longest]))
+            longest = r;
+    }
+
+    return longest;
+}
+
+// Sets listed[r] for the ranks in the log: all ranks, or those that computed longest. Returns the
+// rank that computed longest.
+static int idist__run_report_list(const idist__run_report *ranks, bool *listed, int n) {
+    int k, rank, slowest = 0, limit = n < IDIST__RUN_REPORT_RANKS ? n : IDIST__RUN_REPORT_RANKS;
+
+    for (k = 0; k < limit; k++) {
+        rank = idist__run_report_next(ranks, listed, n);
+        listed[rank] = true;
+        if (k == 0) slowest = rank;
+    }
+
+    return slowest;
+}
+
+// Appends "2010 examples/s, " to a text if there are examples.
+static void idist__run_report_add_speed(char *text, size_t capacity, double examples,
+                                        double seconds) {
+    char number[IDIST__NUMBER_NBYTES];
+
+    if (examples == 0 || !(seconds > 0)) return;
+    idist__text_append(text, capacity, "%s examples/s, ",
+                       idist__number_print_fixed(number, examples / seconds, 1));
+}
+
+static void idist__run_report_log_rank(const char *name, const idist__run_report *rank, int r) {
+    const idist_run_rank *numbers = &rank->numbers;
+    double share = numbers->seconds > 0 ? 100 * numbers->waited / numbers->seconds : 0;
+    char speed[64] = "", waited[IDIST__NUMBER_NBYTES], sent[IDIST__NUMBER_NBYTES];
+
+    idist__run_report_add_speed(speed, sizeof speed, (double)numbers->examples, numbers->seconds);
+    idist_train_log(name, "    rank %d (%s): %swaited %s %% of the time, sent %s MB in %llu calls",
+                    r, rank->host, speed, idist__number_print_fixed(waited, share, 1),
+                    idist__number_print_fixed(sent, (double)numbers->sent_nbytes / 1e6, 1),
+                    (unsigned long long)numbers->calls);
+}
+
+// Logs the summary of n ranks. `listed` has n elements, all false.
+static void idist__run_report_log(const char *name, const idist__run_report *ranks, bool *listed,
+                                  int n) {
+    int r, slowest = idist__run_report_list(ranks, listed, n);
+    double examples = 0, seconds = 0, others = 0;
+    char speed[64] = "", a[IDIST__NUMBER_NBYTES], b[IDIST__NUMBER_NBYTES];
+
+    for (r = 0; r < n; r++) {
+        examples += (double)ranks[r].numbers.examples;
+        if (ranks[r].numbers.seconds > seconds) seconds = ranks[r].numbers.seconds;
+        if (r != slowest) others += idist__run_report_computed(&ranks[r]);
+    }
+
+    idist__run_report_add_speed(speed, sizeof speed, examples, seconds);
+    if (speed[0]) speed[strlen(speed) - 2] = 0; // the comma
+    idist_train_log(name, "Run of %s s on %d rank%s%s%s", idist__number_print_fixed(a, seconds, 1),
+                    n, n == 1 ? "" : "s", speed[0] ? ": " : "", speed);
+
+    for (r = 0; r < n; r++)
+        if (listed[r]) idist__run_report_log_rank(name, &ranks[r], r);
+    if (n > IDIST__RUN_REPORT_RANKS)
+        idist_train_log(name, "    and %d ranks that computed for a shorter time",
+                        n - IDIST__RUN_REPORT_RANKS);
+    if (n > 1)
+        idist_train_log(
+            name,
+            "    slowest: rank %d, which computed for %s s; the other ranks for %s s on average",
+            slowest, idist__number_print_fixed(a, idist__run_report_computed(&ranks[slowest]), 1),
+            idist__number_print_fixed(b, others / (n - 1), 1));
+}
+
+// Fills the numbers of this rank, and ends the count of this thread.
+static void idist__run_report_own(const idist_run *run, idist__run_report *own) {
+    memset(own, 0, sizeof *own);
+    own->numbers.seconds = (double)(idist__os_clock_now_ns() - run->started_ns) / 1e9;
+    own->numbers.waited = (double)idist__trace_counter.waited_ns / 1e9;
+    own->numbers.examples = run->examples;
+    own->numbers.calls = idist__trace_counter.calls;
+    own->numbers.sent_nbytes = idist__trace_counter.sent_nbytes;
+    idist__text_copy(own->host, sizeof own->host, idist_hostname());
+    idist__trace_count_from_zero(NULL);
+}
+
+idist_status idist_run_report(const idist_run *run, const char *name, idist_run_rank *ranks,
+                              const idist_opts *opts) {
+    idist__run_report own, *all;
+    bool *listed;
+    int n, r;
+    idist_opts own_opts;
+    idist_status status = IDIST_OK, entered;
+
+    memset(&own, 0, sizeof own);
+    if (!run) status = idist__fail(IDIST_ERR_ARG, "run_report: run is NULL");
+    else if (idist__trace_counter.owner != run)
+        status = idist__fail(IDIST_ERR_STATE,
+                             "run_report: this thread has not called run_begin for this run");
+    else idist__run_report_own(run, &own); // before the calls below, which must not count
+
+    entered = idist__agree_enter("run_report", opts, &own_opts);
+    if (entered != IDIST_OK) return entered;
+    n = idist_group_size(own_opts.group);
+    all = (idist__run_report *)calloc((size_t)n, sizeof *all + sizeof *listed);
+    listed = (bool *)(void *)(all ? all + n : NULL);
+    if (!all && status == IDIST_OK)
+        status = idist__fail(IDIST_ERR_NO_MEMORY, "run_report: no memory for %d ranks", n);
+    status = idist__agree(status, &own_opts);
+    if (status == IDIST_OK) status = idist_all_gather(&own, all, sizeof own, IDIST_U8, &own_opts);
+
+    if (status == IDIST_OK) {
+        for (r = 0; r < n && ranks; r++) ranks[r] = all[r].numbers;
+        idist__run_report_log(name, all, listed, n);
+    }
+
+    free(all);
+
+    return status;
 }
 
 // ---- train/report/columns.h ----------------------------------------------------------------------

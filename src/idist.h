@@ -1867,6 +1867,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 #include "trace/trace_file.h"
 #include "trace/trace_track.h"
+#include "trace/trace_count.h"
 #include "trace/trace_call.h"
 
 #include "base/end.h"

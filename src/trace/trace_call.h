@@ -16,11 +16,13 @@
 #include "core/call.h"
 #include "trace/trace_file.h"
 #include "trace/trace_track.h"
+#include "trace/trace_count.h"
 
 //------------------------------------------------------------------------------
 // what the library adds to the timeline
 //
-// These are the functions of idist__tracer, which core/call.h calls. A blocking call becomes a
+// These are the functions of idist__tracer, which core/call.h calls. They also count the calls of
+// threads that count (trace/trace_count.h), with or without a timeline. A blocking call becomes a
 // begin and an end on its thread's track. A request becomes an event in a lane, which is a track
 // for operations in flight (trace_track.h). The function idist__trace_call_record begins the event
 // of the request. idist__trace_call_done ends the event, in the thread that completes the request.
@@ -69,6 +71,9 @@ static void idist__trace_call_wait(const char *category, const char *name, const
                                    const idist__call *call) {
     char args[IDIST__TRACE_ARGS_NBYTES] = "", of_call[IDIST__TRACE_ARGS_NBYTES] = "";
 
+    idist__trace_count_enter();
+    if (call && idist__trace_counter.owner && strcmp(category, "call") == 0)
+        idist__trace_count_add(g, call);
     if (!idist__trace_file_is_on()) return;
 
     if (call) {
@@ -80,11 +85,17 @@ static void idist__trace_call_wait(const char *category, const char *name, const
     idist__trace_track_enter(category, name, args);
 }
 
-static void idist__trace_call_waited(idist_status status) {
+// Records the end of a blocking call or a wait.
+static void idist__trace_call_leave(idist_status status) {
     if (!idist__trace_me.depth) return;
     idist__os_mutex_lock(&idist__trace_lock);
     idist__trace_track_leave(NULL, idist_status_name(status));
     idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+static void idist__trace_call_waited(idist_status status) {
+    idist__trace_count_leave();
+    idist__trace_call_leave(status);
 }
 
 // Records the end of a task that is in a lane.
@@ -129,15 +140,15 @@ static idist_status idist__trace_call_blocking_call(idist_group *g, const idist_
     idist__trace_call_args(args, g, call, g->seq + 1, valid);
     idist__trace_track_enter("call", idist__kind_names[call->label], args);
     status = idist__call_locked(g, call, opts);
-    idist__trace_call_waited(status);
+    idist__trace_call_leave(status);
 
     return status;
 }
 
-// Runs a communication call and records it. Used for every communication call except sendrecv. A
-// call on a device stream without a request has no lane, because no thread waits for its end.
-static idist_status idist__trace_call_record(idist_group *g, const idist__call *call,
-                                             const idist_opts *opts) {
+// Runs a communication call and records it in the timeline, if there is one. A call on a device
+// stream without a request has no lane, because no thread waits for its end.
+static idist_status idist__trace_call_in_file(idist_group *g, const idist__call *call,
+                                              const idist_opts *opts) {
     idist__task *t;
     idist_status status;
 
@@ -156,17 +167,41 @@ static idist_status idist__trace_call_record(idist_group *g, const idist__call *
     return status;
 }
 
-// Sets the tracer if the environment asks for a timeline. Called before a world is joined.
-static void idist__trace_call_prepare(void) {
+// Runs a communication call, counts it and records it. Used for every communication call except
+// sendrecv.
+static idist_status idist__trace_call_record(idist_group *g, const idist__call *call,
+                                             const idist_opts *opts) {
+    idist_status status;
+
+    if (!idist__trace_counter.owner) return idist__trace_call_in_file(g, call, opts);
+    idist__trace_count_enter();
+    idist__trace_count_add(g, call);
+    status = idist__trace_call_in_file(g, call, opts);
+    idist__trace_count_leave();
+
+    return status;
+}
+
+// Sets the tracer, so that calls are recorded and counted from now on. Returns false if the system
+// cannot run a function after a fork.
+static bool idist__trace_call_install(void) {
     static const idist__tracer tracer = {idist__trace_call_joined, idist__trace_file_trim,
                                          idist__trace_call_record, idist__trace_call_wait,
                                          idist__trace_call_waited, idist__trace_call_done};
+    bool installed;
 
-    if (!idist__os_env("IDIST_TRACE")) return;
     idist__os_mutex_lock(&idist__trace_lock);
     if (!idist__tracer_now() && idist__os_process_on_fork(idist__trace_track_forked))
         __atomic_store_n(&idist__tracer_set, &tracer, __ATOMIC_RELEASE);
+    installed = idist__tracer_now() != NULL;
     idist__os_mutex_unlock(&idist__trace_lock);
+
+    return installed;
+}
+
+// Sets the tracer if the environment asks for a timeline. Called before a world is joined.
+static void idist__trace_call_prepare(void) {
+    if (idist__os_env("IDIST_TRACE")) idist__trace_call_install();
 }
 
 __attribute__((constructor)) static void idist__trace_call_register(void) {

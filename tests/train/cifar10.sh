@@ -58,6 +58,8 @@ alone=$(losses "$WORK/log" | head -n 1)
 rm -rf "$OUT"
 
 ok_run 0 "2 ranks, spawned" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2
+says "2 ranks: the summary of the run" 'INFO: Run of [0-9.]+ s on 2 ranks: [0-9.]+ examples/s$'
+says "2 ranks: the slowest rank" 'INFO:     slowest: rank [01], which computed for [0-9.]+ s;'
 says "2 ranks: equal weights" 'on all 2 ranks'
 two=$(checksum "$WORK/log")
 cp "$WORK/log" "$WORK/two"

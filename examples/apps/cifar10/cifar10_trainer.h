@@ -12,6 +12,7 @@ typedef struct trainer {
     idist_opts norms;         // with the group of the batch norms, for --sync-bn
     progress progress;
     epoch_report report;
+    idist_run run;         // what the ranks did
     idist_summary *curves; // by epochs, in the folder of the checkpoints
     validation validation; // the last validation
     double rate, loss;     // of the last step
@@ -193,8 +194,10 @@ static void end_wait(trainer *t) { t->report.waited_s += seconds_now() - t->back
 // Counts and reports a step. Collective.
 static int end_step(trainer *t, int passes) {
     position *at = &t->progress.at;
-    int images = idist_get_world_size() * idist_auto_batch_size(cfg.batch_size); // of a batch
+    int own_images = idist_auto_batch_size(cfg.batch_size); // of a batch
+    int images = idist_get_world_size() * own_images;
 
+    t->run.examples += (uint64_t)own_images * (uint64_t)passes;
     at->iteration++;
     at->samples += (uint64_t)images * (uint64_t)passes;
     t->stopped = at->iteration == (uint64_t)cfg.stop_iteration;
@@ -246,15 +249,18 @@ static int report_start(trainer *t) {
         return refuse("--batch_size %d is more than the training images", cfg.batch_size);
     CHECK(idist_summary_create(&curves, &t->curves));
     report_configuration(&t->train.set, &t->test.set, &t->net, idist_ddp_buckets(t->ddp));
+    CHECK(idist_run_begin(&t->run));
     t->start_s = seconds_now();
     begin_epoch(t);
 
     return 0;
 }
 
+// Reports the training. Collective.
 static int report_end(trainer *t) {
     const position *at = &t->progress.at;
 
+    CHECK(idist_run_report(&t->run, NAME, NULL, NULL));
     report_confusion(&t->validation, t->test.set.names);
     report_result(t->stopped, at->iteration, seconds_now() - t->start_s, at->best, &t->net);
 

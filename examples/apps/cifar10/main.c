@@ -10,6 +10,7 @@
 // expected output of the first line, on stderr in about 15 s, in part; the last digits may differ:
 //    2026-01-30 19:26:12,180 CIFAR10-Training INFO: Train resnet8 on examples/data/digits.csv: ...
 //    ... INFO: Epoch [1/24]: loss 2.3557, .... images/s, ... % of the time in wait for gradients
+//    ... INFO: Run of .... s on 2 ranks: .... examples/s
 //    ... INFO: Most confused: 5 is taken for 9, 1 of 36 times
 //    ... INFO: Best accuracy 0.99..; checksum of the weights ................ on all 2 ranks
 //
