@@ -18,10 +18,11 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { TENSORS = 32, STEPS = 9, MAX_ROUNDS = 101 };
+enum { TENSORS = 32, MAX_STEPS = 65, MAX_ROUNDS = 101 };
 
 typedef struct job {
     size_t each; // elements of a tensor
+    int steps;
     bool sharded;
 } job;
 
@@ -59,6 +60,17 @@ static double pss_mbytes(void) {
         if (sscanf(line, "Pss: %lf", &kbytes) == 1) break;
     if (f) fclose(f);
     return kbytes / 1024;
+}
+
+// Reports the mean of the memory of all ranks.
+static int mean_mbytes(void) {
+    double mbytes;
+
+    if (idist_barrier(NULL) != IDIST_OK) return 1;
+    mbytes = pss_mbytes();
+    if (idist_all_reduce(&mbytes, &mbytes, 1, IDIST_F64, IDIST_AVG, NULL) != IDIST_OK) return 1;
+    if (idist_get_rank() == 0) result->mbytes = mbytes;
+    return 0;
 }
 
 static void adamw(float *w, const float *g, float *m, float *v, size_t count, float step) {
@@ -104,7 +116,7 @@ static int train(const idist_tensor *params, double *ms) {
         v = (float *)calloc(TENSORS * each, sizeof *v);
         if (!m || !v) return 1;
     }
-    for (int step = 0; step < STEPS; step++) {
+    for (int step = 0; step < now.steps; step++) {
         if (idist_barrier(NULL) != IDIST_OK) return 1;
         double begin = now_ms();
         for (int p = TENSORS; p-- > 0;) {
@@ -123,7 +135,7 @@ static int train(const idist_tensor *params, double *ms) {
         if (zero && idist_zero_gather(zero) != IDIST_OK) return 1;
         ms[step] = now_ms() - begin;
     }
-    if (idist_get_rank() == 0) result->mbytes = pss_mbytes();
+    if (mean_mbytes()) return 1;
     idist_zero_free(&zero);
     idist_ddp_free(&ddp);
     free(m);
@@ -135,7 +147,7 @@ static int worker(int local_rank, void *arg) {
     size_t nbytes = TENSORS * now.each * sizeof(float);
     float *memory = (float *)idist_alloc(nbytes, NULL);
     idist_tensor params[TENSORS];
-    double ms[STEPS];
+    double ms[MAX_STEPS];
 
     (void)local_rank;
     (void)arg;
@@ -148,7 +160,7 @@ static int worker(int local_rank, void *arg) {
     }
     if (train(params, ms)) return fprintf(stderr, "%s\n", idist_last_error()), 1;
     if (idist_get_rank() == 0) {
-        result->step_ms = median(ms + 1, STEPS - 1);
+        result->step_ms = median(ms + 1, now.steps - 1);
         result->checksum = checksum(params);
     }
     idist_free(memory);
@@ -162,6 +174,7 @@ static int measure(int ranks, int rounds, size_t each) {
     idist_desc desc = {0};
 
     now.each = each;
+    now.steps = each < 1000000 ? MAX_STEPS : 9;
     for (int round = 0; round < rounds; round++)
         for (int way = 0; way < 2; way++) {
             now.sharded = way == 1;
