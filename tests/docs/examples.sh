@@ -74,9 +74,9 @@ for name in 02_collectives 03_send_recv 04_ring_allreduce; do
     compare $name "$WORK"/rank.[0-2]
 done
 
-# The training programs: 05_train, and those from 21 to 25. With the number of ranks that the head
-# shows, a program prints what the head says, however it was started. With other numbers of ranks,
-# the program checks itself, and its output contains the given lines.
+# The training programs: 05_train, those from 21 to 25, and 27_mlflow. With the number of ranks that
+# the head shows, a program prints what the head says, however it was started. With other numbers of
+# ranks, the program checks itself, and its output contains the given lines.
 spawned() { # NAME RANKS LINE...
     local name=$1 n=$2 line
     shift 2
@@ -239,6 +239,17 @@ if [ -x "$WORK/$name" ]; then
     refuses $name 65
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ok_run 2 \
         "$name: the number of ranks is the launcher's" 20 "$WORK/$name" 3
+fi
+
+name=27_mlflow
+if [ -x "$WORK/$name" ]; then
+    cd "$WORK" || exit 1 # where the program makes mlruns
+    ok_run 0 "$name: spawned" 60 "$WORK/$name" && compare $name "$WORK/log"
+    by_hand $name 2
+    compare $name "$WORK/rank.0"
+    by_hand $name 3
+    without_data $name 'failed: .*rank 1 on .* was lost'
+    cd "$ROOT" || exit 1
 fi
 
 for algorithm in latency bandwidth; do
