@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # bench_train.sh - measures how cifar10 scales from one rank to several at a fixed batch size per
-# rank, how much waiting the overlap hides, what idist_ddp adds to all_reduces of the same bytes, and
-# what idist_zero saves (make bench-train)
+# rank, how much waiting the overlap hides, what idist_ddp adds to all_reduces of the same bytes,
+# and what idist_zero saves (make bench-train)
 #
 #     RANKS=2 ROUNDS=5 EPOCHS=3 BATCH=32 ARGS="--side 16" tests/bench/bench_train.sh
 #
