@@ -543,19 +543,23 @@ typedef struct idist_zero_desc {
 
 // A part of one parameter that this rank updates. The arrays have `count` elements.
 typedef struct idist_shard {
-    int param;        // index in idist_zero_desc.params
-    size_t first;     // index of the shard's first element in the parameter
-    size_t count;     // elements
-    float *weights;   // the parameter itself, or master weights if the parameter is F16 or BF16
+    int param;    // index in idist_zero_desc.params
+    size_t first; // index of the shard's first element in the parameter
+    size_t count; // elements
+    // The parameter itself, or master weights if the parameter is F16 or BF16. The program can use
+    // this pointer only if the F32 parameter is aligned.
+    float *weights;
     float *grad;      // the average gradient, after idist_zero_wait
     float *states[4]; // as many as desc.states; zero at first
 } idist_shard;
 
 // Creates an idist_zero. Collective over the group; blocking. Copies the parameters of rank 0 of
 // the group to all ranks. The lists of tensors are copied; the arrays stay yours and must stay
-// valid. Returns the errors of idist_ddp_create, and IDIST_ERR_UNSUPPORTED for other dtypes.
+// valid. Returns the errors of idist_ddp_create, IDIST_ERR_UNSUPPORTED for other dtypes, and
+// IDIST_ERR_ARG if parameters overlap in memory: list a parameter that is used twice only once.
 IDIST_API idist_status idist_zero_create(const idist_zero_desc *desc, idist_zero **zero);
-// Frees an idist_zero and sets the pointer to NULL. Does nothing if it is NULL. Local.
+// Frees an idist_zero and sets the pointer to NULL. Does nothing if it is NULL. Local. Within an
+// iteration, it waits for the calls that are in flight.
 IDIST_API void idist_zero_free(idist_zero **zero);
 // Returns the memory of gradient i. The backward pass writes to it, or adds to it.
 IDIST_API void *idist_zero_grad(const idist_zero *zero, int i);
@@ -567,39 +571,42 @@ IDIST_API idist_status idist_zero_ready(idist_zero *zero, int i);
 // average gradients. The contents of the gradients themselves are undefined. If the backward pass
 // adds to gradients, the program must zero them first, except after a pass with no_sync.
 IDIST_API idist_status idist_zero_wait(idist_zero *zero);
-// Turns no_sync on or off, as idist_ddp_no_sync does, so that gradients accumulate locally.
+// Turns no_sync on or off, as idist_ddp_no_sync does, so that gradients accumulate locally. While
+// it is on, idist_zero_wait does nothing, and the program must not update the shards.
 IDIST_API idist_status idist_zero_no_sync(idist_zero *zero, bool on);
 
-// Returns the number of shards of this rank, which may be 0. Shards have fixed positions.
+// Returns the number of shards of this rank, which may be 0. The shards and their arrays stay the
+// same until idist_zero_free.
 IDIST_API int idist_zero_shards(const idist_zero *zero);
 // Returns shard k, or NULL if there is no such shard.
 IDIST_API const idist_shard *idist_zero_shard(const idist_zero *zero, int k);
-// Returns the gradients of all shards: an array of idist_zero_shards elements. idist_clip_grad_norm
-// and idist_grad_scaler_unscale take them, with `shared` false. If gradients overflow, the program
-// must neither update the shards nor call idist_zero_gather.
+// Returns the gradients of all shards: an array of idist_zero_shards elements. In host memory,
+// idist_clip_grad_norm and idist_grad_scaler_unscale take them, with `shared` false. If gradients
+// overflow, do not update the shards; idist_zero_gather is then not needed.
 IDIST_API const idist_tensor *idist_zero_shard_grads(const idist_zero *zero);
 
 // Copies the weights of all shards to the parameters on all ranks, and rounds master weights to the
 // dtype of the parameter. Collective over the group; blocking. The contents of the gradients are
-// undefined afterwards. Returns IDIST_ERR_STATE if gradients are ready that idist_zero_wait has not
-// reduced.
+// undefined afterwards. Returns IDIST_ERR_STATE between idist_zero_ready and idist_zero_wait.
 IDIST_API idist_status idist_zero_gather(idist_zero *zero);
 
 // Returns the number of arrays in which idist_zero_get_state stores the state of a parameter:
 // desc.states, and one more for the master weights if any parameter is F16 or BF16.
 IDIST_API int idist_zero_state_count(const idist_zero *zero);
-// Collects the state of all ranks on root, for a checkpoint. With m = idist_zero_state_count,
-// states has m * n tensors: states[j * n + i] is array j of parameter i. They are F32, with as many
-// elements as the parameter. Other ranks may pass NULL. With on_device, the tensors are in device
-// memory. Collective over the group; blocking. Returns IDIST_ERR_ARG on all ranks if a tensor is
-// wrong.
+// Collects the state of all ranks on root, for a checkpoint. Call it after idist_zero_gather. With
+// m = idist_zero_state_count, states has m * n tensors: states[j * n + i] is array j of parameter
+// i. The tensors are F32, with as many elements as their parameter, and with on_device in device
+// memory. For an F32 parameter, the array of master weights gets a copy of the parameter. Other
+// ranks may pass NULL. Collective over the group; blocking. All ranks get IDIST_ERR_ARG if a tensor
+// is wrong, and IDIST_ERR_STATE if one of them is between idist_zero_ready and idist_zero_wait.
 //
 // A checkpoint consists of the parameters and these tensors. Another number of ranks can load it:
-// rank 0 reads the file, alone in a group of one rank or with all other ranks, and all ranks call
-// idist_zero_set_state. On root, the state takes as much memory as without sharding.
+// root reads the file in a group of one rank, so that only root needs memory for the whole state.
+// Then all ranks call idist_zero_set_state.
 IDIST_API idist_status idist_zero_get_state(idist_zero *zero, const idist_tensor *states, int root);
 // Distributes the state that idist_zero_get_state has collected from root to all ranks, and copies
-// the parameters of root to all ranks. Parameters with master weights get these weights instead.
+// the parameters of root to all ranks. F16 and BF16 parameters become their rounded master weights.
+// The contents of the gradients are undefined afterwards. Errors are as in idist_zero_get_state.
 IDIST_API idist_status idist_zero_set_state(idist_zero *zero, const idist_tensor *states, int root);
 
 //------------------------------------------------------------------------------
@@ -648,10 +655,11 @@ IDIST_API idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, do
 //------------------------------------------------------------------------------
 
 // Copies the elements of from[i] to to[i], for n tensors, and converts them to the dtype of to[i].
-// Local; host memory. The dtypes are floating-point dtypes of at most 64 bits. Numbers pass through
+// Local; host memory. The dtypes are F64, F32, F16, BF16, F8E4M3 and F8E5M2. Numbers pass through
 // F32 and are rounded to nearest, unless both dtypes are equal. A number that is too large becomes
-// infinite, or NaN in F8E4M3. Returns IDIST_ERR_ARG, and converts nothing, if two counts differ or
-// a tensor is invalid. Two tensors must not overlap unless they are the same.
+// infinite. In F8E4M3 and F8E5M2, such a number and infinity become the largest finite number, so
+// an overflow cannot be recognized afterwards. Returns IDIST_ERR_ARG, and converts nothing, if two
+// counts differ or a tensor is invalid. Two tensors must not overlap unless they are the same.
 IDIST_API idist_status idist_convert(const idist_tensor *from, const idist_tensor *to, int n);
 
 // A scale for the loss, with the rules and defaults of torch.amp.GradScaler. All zero is valid.
@@ -661,8 +669,9 @@ typedef struct idist_grad_scaler {
     double growth_factor;  // > 1; 0 means 2
     double backoff_factor; // > 0 and < 1; 0 means 0.5
     int growth_interval;   // steps without overflow until the scale grows; 0 means 2,000
-    float scale;           // > 0; 0 means 65,536
-    int growth_tracker;    // steps without overflow since the scale last changed
+    float scale;           // at least 2^-126; 0 means 65,536
+    // Steps without overflow since the scale last changed, or could not grow further.
+    int growth_tracker;
     // State of the current iteration, which idist_grad_scaler_update resets. A program that
     // unscales in its own code, for example on a device, sets both fields.
     bool unscaled;  // the gradients are unscaled
@@ -672,17 +681,18 @@ typedef struct idist_grad_scaler {
 // Returns the factor for the loss.
 IDIST_API float idist_grad_scaler_scale(const idist_grad_scaler *scaler);
 
-// Divides n gradients by the scale, in place, and sets scaler->found_inf on all ranks if a gradient
-// is infinite or NaN on any rank. Call it once per iteration, with all gradients. Host memory; F32,
-// F64 or BF16.
+// Multiplies n gradients by the reciprocal of the scale, rounded to a float as in torch, in place.
+// Sets scaler->found_inf if an element was infinite or NaN before. Call it once per iteration, with
+// all gradients. Host memory; F32, F64 or BF16.
 //
 // With `shared`, every rank has all gradients, the same ones, as after idist_ddp_wait. An overflow
-// on one rank is then in the sums of all ranks, and nothing is sent. With find_unused, set the
-// count of a gradient to 0 if idist_ddp_used is false. Without `shared`, each rank has its own
-// gradients; collective over opts->group.
+// on one rank is then in the sums of all ranks, so all ranks set found_inf, and nothing is sent.
+// With find_unused, set the count of a gradient to 0 if idist_ddp_used is false. Without `shared`,
+// each rank has its own gradients, and all ranks set found_inf if one of them has an overflow;
+// collective over opts->group.
 //
-// IDIST_ERR_ARG: a gradient is invalid or has another dtype, or a factor is out of range. F16 and
-// 8-bit gradients cannot hold the small quotients: convert them to F32 first.
+// IDIST_ERR_ARG: a gradient is invalid or has another dtype, or a field of the scaler is out of
+// range. F16 gradients cannot hold the small quotients: convert them to F32 first.
 // IDIST_ERR_STATE: the gradients of this iteration are unscaled already.
 IDIST_API idist_status idist_grad_scaler_unscale(idist_grad_scaler *scaler,
                                                  const idist_tensor *grads, int n, bool shared,
@@ -1105,9 +1115,10 @@ typedef struct idist_summary_desc {
     bool no_csv;
     bool no_tensorboard;
     // Gets every value, on the rank that writes, for example to pass the value to MLflow or another
-    // experiment tracker; may be NULL. Called by idist_summary_add after the files have the value,
-    // one call at a time. Returns 0 on success; must not use this summary. With no_csv and
-    // no_tensorboard, the folder may be NULL.
+    // experiment tracker; may be NULL. idist_summary_add calls it after writing the value to the
+    // files, even if that failed, one call at a time. Returns 0 on success. It must not use this
+    // summary, make communication calls or log. With no_csv and no_tensorboard, the folder may be
+    // NULL.
     int (*track)(const idist_scalar *scalar, void *arg);
     void *arg; // passed to track
 } idist_summary_desc;
@@ -1128,7 +1139,7 @@ IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the previous value. This value is kept
 // in memory, and the next call writes it if it can. Up to 64 KiB are kept per file; further values
 // are lost.
-// IDIST_ERR_CALLBACK: desc.track failed. The files have the value.
+// IDIST_ERR_CALLBACK: desc.track failed, and the files have the value.
 IDIST_API idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                          uint64_t step);
 
@@ -1168,24 +1179,25 @@ typedef struct idist_run {
 // What one rank did between idist_run_begin and idist_run_report.
 typedef struct idist_run_rank {
     double seconds;       // from begin to report
-    double waited;        // seconds of these in communication calls, and in waits for them
+    double waited;        // the part of `seconds` in communication calls and waits for requests
     uint64_t examples;    // run.examples
     uint64_t calls;       // communication calls
-    uint64_t sent_nbytes; // sizes of what this rank sends in these calls, whatever the algorithm
+    uint64_t sent_nbytes; // bytes in the send buffers of these calls, not what an algorithm sends
 } idist_run_rank;
 
-// Starts the clock, and starts to count the communication calls of the calling thread. Calls of
-// other threads do not count. Local. Counting takes about 0.1 us per call, and small messages
-// between two ranks take longer until the process ends. A second idist_run_begin in a thread ends
-// the first run of the thread. Returns IDIST_ERR_SYSTEM if the system has no memory for the hook
-// that counting needs.
+// Starts the clock, and begins to count the communication calls of the calling thread. Calls of
+// other threads do not count. The time of idist_test does not count as waiting. Local. Counting
+// takes about 0.1 us per call. From then on until the process ends, idist_send and idist_recv of
+// small messages take longer. A second idist_run_begin in a thread ends the first run of the
+// thread. Returns IDIST_ERR_SYSTEM if the system has no memory.
 IDIST_API idist_status idist_run_begin(idist_run *run);
 
-// Ends the run. Sets ranks[r] to the numbers of rank r of the group, on all ranks; ranks has one
-// element per rank, or is NULL. Rank 0 of the world logs the summary above, of up to 16 ranks: if
-// the group has more, of the 16 that computed longest. `name` is the name of the training run.
-// Collective over opts->group; blocking; call it from the thread that called idist_run_begin.
-// Otherwise all ranks get IDIST_ERR_STATE.
+// Ends the run, even if this call fails. Sets ranks[r] to the numbers of rank r of the group, on
+// all ranks; ranks has one element per rank, or is NULL. If rank 0 of the world is in the group,
+// rank 0 logs the summary above, with the ranks of the world. If the group has more than 16 ranks,
+// the log lists the 16 that computed longest. `name` is the name of the training run. Collective
+// over opts->group; blocking. All ranks get IDIST_ERR_STATE if one of them calls it from another
+// thread, or without idist_run_begin.
 IDIST_API idist_status idist_run_report(const idist_run *run, const char *name,
                                         idist_run_rank *ranks, const idist_opts *opts);
 
@@ -2923,9 +2935,9 @@ static idist_status idist__grad_scaler_check(const char *name, const idist_grad_
     growth = idist__grad_scaler_growth(scaler);
     backoff = idist__grad_scaler_backoff(scaler);
 
-    if (!(scale > 0 && scale - scale == 0))
-        return idist__fail(IDIST_ERR_ARG, "%s: scale must be finite and positive, got %s", name,
-                           idist__number_print(text, scale, 6));
+    if (!(scale >= IDIST__GRAD_SCALER_LEAST && scale - scale == 0))
+        return idist__fail(IDIST_ERR_ARG, "%s: scale must be finite and at least 2^-126, got %s",
+                           name, idist__number_print(text, scale, 6));
     if (!(growth > 1 && growth - growth == 0))
         return idist__fail(IDIST_ERR_ARG, "%s: growth_factor must be finite and above 1, got %s",
                            name, idist__number_print(text, growth, 6));
@@ -2935,6 +2947,9 @@ static idist_status idist__grad_scaler_check(const char *name, const idist_grad_
     if (scaler->growth_interval < 0)
         return idist__fail(IDIST_ERR_ARG, "%s: growth_interval must not be negative, got %d", name,
                            scaler->growth_interval);
+    if (scaler->growth_tracker < 0)
+        return idist__fail(IDIST_ERR_ARG, "%s: growth_tracker must not be negative, got %d", name,
+                           scaler->growth_tracker);
 
     return IDIST_OK;
 }
@@ -3056,7 +3071,9 @@ static void idist__grad_scaler_adapt(idist_grad_scaler *scaler) {
     if (scaler->found_inf) {
         scale *= idist__grad_scaler_backoff(scaler);
         scaler->growth_tracker = 0;
-    } else if (++scaler->growth_tracker >= interval) {
+    } else if (scaler->growth_tracker < interval - 1) {
+        scaler->growth_tracker++;
+    } else {
         grown = scale * idist__grad_scaler_growth(scaler);
         if (grown <= IDIST__GRAD_SCALER_MOST) scale = grown;
         scaler->growth_tracker = 0;
@@ -5617,6 +5634,45 @@ static idist_status idist__tensor_check(const char *name, const char *what,
     return IDIST_OK;
 }
 
+// Compares two pointers to tensors by the addresses of the tensors' memory, for qsort.
+static int idist__tensor_compare(const void *a, const void *b) {
+    uintptr_t x = (uintptr_t)(*(const idist_tensor *const *)a)->data;
+    uintptr_t y = (uintptr_t)(*(const idist_tensor *const *)b)->data;
+
+    return (x > y) - (x < y);
+}
+
+// Finds two tensors that overlap in memory, and sets *first < *second to their indices. Sets both
+// to -1 if no tensors overlap. Ignores tensors without memory.
+static idist_status idist__tensor_find_overlap(const char *name, const idist_tensor *tensors, int n,
+                                               int *first, int *second) {
+    const idist_tensor **sorted;
+    size_t count = 0, k;
+    int i;
+
+    *first = *second = -1;
+    sorted = (const idist_tensor **)malloc(((size_t)n + 1) * sizeof *sorted);
+    if (!sorted)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory to compare %d tensors", name, n);
+
+    for (i = 0; i < n; i++)
+        if (tensors[i].data && tensors[i].count) sorted[count++] = &tensors[i];
+    qsort(sorted, count, sizeof *sorted, idist__tensor_compare);
+
+    for (k = 1; k < count && *first < 0; k++) {
+        const idist_tensor *below = sorted[k - 1], *above = sorted[k];
+        size_t nbytes = below->count * idist_dtype_size(below->dtype);
+
+        if ((uintptr_t)above->data - (uintptr_t)below->data >= nbytes) continue;
+        *first = (int)((below < above ? below : above) - tensors);
+        *second = (int)((below < above ? above : below) - tensors);
+    }
+
+    free(sorted);
+
+    return IDIST_OK;
+}
+
 #define IDIST__TENSORS_AT_ONCE 64
 
 // Adds a broadcast per tensor to the group of calls that idist_group_begin has started, and ends
@@ -6604,9 +6660,10 @@ enum { IDIST__DDP_SLOTS_NEAR = 4, IDIST__DDP_SLOTS = 8 };
 #define IDIST__DDP_PIECE_NBYTES ((size_t)512 << 10)
 
 struct idist_ddp {
+    const char *name; // "ddp", or "zero" for the ddp of an idist_zero; for error texts
     idist_ddp_desc desc;
     idist_ddp_hook hook;
-    int group_size;
+    int group_size, rank;
     idist_tensor *params, *grads, *buffers;
     idist__ddp_param *param_states;
     idist__ddp_bucket *buckets; // space for one per gradient
@@ -6700,7 +6757,7 @@ static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
     if (status == IDIST_OK) return IDIST_OK;
     if (d->status != IDIST_OK) return idist__fail(d->status, "%s", d->error);
 
-    d->status = idist__agree_break("ddp", d->desc.group, status);
+    d->status = idist__agree_break(d->name, d->desc.group, status);
     idist__text_copy(d->error, sizeof d->error, idist_last_error());
 
     return status;
@@ -6710,7 +6767,26 @@ static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
 // that the world was closed.
 static idist_status idist__ddp_check_group(const idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false), unused;
-    return idist__agree_enter("ddp", &opts, &unused);
+    return idist__agree_enter(d->name, &opts, &unused);
+}
+
+// Checks that the group still has the ranks for which the ddp was created. A group of NULL is the
+// world, which may have been closed and opened again. Local.
+static idist_status idist__ddp_check_size(const idist_ddp *d) {
+    int size = idist_group_size(d->desc.group), rank = idist_group_rank(d->desc.group);
+
+    if (size != d->group_size)
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: created for %d ranks, but the group has %d now: create a %s in "
+                           "each world",
+                           d->name, d->group_size, size, d->name);
+    if (rank != d->rank)
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: created on rank %d, which is rank %d now: create a %s in each "
+                           "world",
+                           d->name, d->rank, rank, d->name);
+
+    return IDIST_OK;
 }
 
 // Sets the factors that turn the sum into the result. With divide_by_active, they depend on the
@@ -7305,15 +7381,10 @@ static idist_status idist__ddp_launch_count_active(idist_ddp *d) {
 // Makes the first calls of an iteration.
 static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, d->desc.on_device);
-    int group_size = idist_group_size(d->desc.group);
     idist_status status = IDIST_OK;
 
-    if (group_size != d->group_size)
-        return idist__fail(
-            IDIST_ERR_STATE,
-            "ddp: created for %d ranks, but the group has %d now: create a ddp in each world",
-            d->group_size, group_size);
-    if (d->group_size == 1) status = idist__ddp_check_group(d);
+    status = idist__ddp_check_size(d);
+    if (status == IDIST_OK && d->group_size == 1) status = idist__ddp_check_group(d);
     if (status != IDIST_OK) return status;
 
     d->begun = true;
@@ -7328,7 +7399,7 @@ static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
 static idist_status idist__ddp_launch_begin(idist_ddp *d) {
     if (idist__together_now.depth)
         return idist__fail(IDIST_ERR_STATE,
-                           "ddp: must not be called between group_begin and group_end");
+                           "%s: must not be called between group_begin and group_end", d->name);
     if (!d->begun) return idist__ddp_launch_first_calls(d);
     return d->status != IDIST_OK ? idist__fail(d->status, "%s", d->error) : IDIST_OK;
 }
@@ -7689,7 +7760,7 @@ idist_status idist_ddp_ready(idist_ddp *d, int i) {
 
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_ready: ddp is NULL");
     if (i < 0 || i >= d->desc.n)
-        return idist__fail(IDIST_ERR_ARG, "ddp_ready: there is no parameter %d of %d", i,
+        return idist__fail(IDIST_ERR_ARG, "%s_ready: there is no parameter %d of %d", d->name, i,
                            d->desc.n);
 
     if (d->no_sync) {
@@ -7700,7 +7771,8 @@ idist_status idist_ddp_ready(idist_ddp *d, int i) {
     if (idist__ddp_is_ready(d, i))
         return idist__fail(
             IDIST_ERR_STATE,
-            "ddp_ready: gradient %d is ready already; call ddp_wait to end the iteration", i);
+            "%s_ready: gradient %d is ready already; call %s_wait to end the iteration", d->name, i,
+            d->name);
     status = idist__ddp_launch_begin(d);
     if (status != IDIST_OK) return status;
     status = idist__ddp_launch_gather(d, i);
@@ -7720,7 +7792,7 @@ idist_status idist_ddp_wait(idist_ddp *d) {
     if (status != IDIST_OK && (!d->begun || idist__together_now.depth)) return status;
 
     // End the iteration even if it has failed.
-    idist__tracer_begin("wait", "ddp_wait", NULL, NULL);
+    idist__tracer_begin("wait", d->results_stay ? "zero_wait" : "ddp_wait", NULL, NULL);
 
     return idist__tracer_end(idist__ddp_finish(d));
 }
@@ -7728,9 +7800,9 @@ idist_status idist_ddp_wait(idist_ddp *d) {
 idist_status idist_ddp_no_sync(idist_ddp *d, bool on) {
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_no_sync: ddp is NULL");
     if (idist__ddp_step_is_open(d))
-        return idist__fail(
-            IDIST_ERR_STATE,
-            "ddp_no_sync: the last iteration has not ended; call ddp_wait before this");
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s_no_sync: the last iteration has not ended; call %s_wait before this",
+                           d->name, d->name);
 
     d->begun = false;
     d->no_sync = on;
@@ -7838,16 +7910,16 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 // A bucket is cut into one range per rank. The part of a gradient in a range is a shard. An element
 // passes through these functions:
 //
-//     idist_zero_ready        the program says that the gradient is complete
-//     idist__zero_create_start       reduce_scatter of its bucket, in place
-//     idist__zero_create_finish      converts the range of this rank to F32, unless it is F32
-//     (the program)           updates the weights of the shard
+//     idist_zero_ready             the program says that the gradient is complete
+//     idist__zero_create_start     reduce_scatter of its bucket, in place
+//     idist__zero_create_finish    converts the range of this rank to F32, unless it is F32
+//     (the program)                updates the weights of the shard
 //     idist__zero_step_pack        rounds master weights to the dtype of the parameters
-//     idist_zero_gather       all_gather of the parameters of the bucket
+//     idist_zero_gather            all_gather of the parameters of the bucket
 //
-// The all_gather needs the parameters of a bucket one after the other. If they lie so in the
-// program's memory, the all_gather works there. Otherwise the parameters are copied to the memory
-// of the bucket, whose gradients are no longer needed, and back.
+// The all_gather needs the parameters of a bucket one after the other. If they are arranged in this
+// way in the program's memory, the all_gather works there. Otherwise the parameters are copied to
+// the memory of the bucket, whose gradients are no longer needed, and back.
 //
 // The arrays of all shards of a rank lie one after the other:
 //
@@ -7969,6 +8041,34 @@ static idist_status idist__zero_create_finish(idist_bucket *bucket, void *arg) {
 // creating
 //------------------------------------------------------------------------------
 
+// Checks that no parameter overlaps another one or a gradient in memory. Otherwise two ranks could
+// update the same elements.
+static idist_status idist__zero_create_check_overlap(const idist_zero_desc *desc) {
+    int n = desc->n, count = desc->grads ? 2 * n : n, first, second;
+    idist_tensor *all = (idist_tensor *)malloc(((size_t)count + 1) * sizeof *all);
+    idist_status status;
+
+    if (!all) return idist__fail(IDIST_ERR_NO_MEMORY, "zero_create: no memory");
+    if (n) memcpy(all, desc->params, (size_t)n * sizeof *all);
+    if (n && desc->grads) memcpy(all + n, desc->grads, (size_t)n * sizeof *all);
+    status = idist__tensor_find_overlap("zero_create", all, count, &first, &second);
+    free(all);
+
+    if (status != IDIST_OK || first < 0) return status;
+    if (first >= n)
+        return idist__fail(IDIST_ERR_ARG, "zero_create: gradients %d and %d overlap in memory",
+                           first - n, second - n);
+    if (second >= n)
+        return idist__fail(IDIST_ERR_ARG,
+                           "zero_create: parameter %d and gradient %d overlap in memory", first,
+                           second - n);
+
+    return idist__fail(IDIST_ERR_ARG,
+                       "zero_create: parameters %d and %d overlap in memory; list a parameter that "
+                       "is used twice only once",
+                       first, second);
+}
+
 static idist_status idist__zero_create_check(const idist_zero_desc *desc) {
     const char *name = "zero_create";
     int i;
@@ -7977,6 +8077,9 @@ static idist_status idist__zero_create_check(const idist_zero_desc *desc) {
     if (status == IDIST_OK && desc->grads)
         status = idist__tensor_check(name, "gradient", desc->grads, desc->n, false);
     if (status != IDIST_OK) return status;
+    if (desc->n < 1)
+        return idist__fail(IDIST_ERR_ARG, "%s: n must be positive, got %d parameters", name,
+                           desc->n);
     if (desc->states < 0 || desc->states > IDIST__ZERO_STATES)
         return idist__fail(IDIST_ERR_ARG, "%s: states must be from 0 to %d, got %d", name,
                            IDIST__ZERO_STATES, desc->states);
@@ -7992,9 +8095,13 @@ static idist_status idist__zero_create_check(const idist_zero_desc *desc) {
             return idist__fail(IDIST_ERR_UNSUPPORTED,
                                "%s: parameter %d is %s, but its gradient is %s", name, i,
                                idist_dtype_name(dtype), idist_dtype_name(desc->grads[i].dtype));
+        if (desc->grads && desc->grads[i].count != desc->params[i].count)
+            return idist__fail(IDIST_ERR_ARG,
+                               "%s: parameter %d has %zu elements, but its gradient has %zu", name,
+                               i, desc->params[i].count, desc->grads[i].count);
     }
 
-    return IDIST_OK;
+    return idist__zero_create_check_overlap(desc);
 }
 
 // Creates the ddp, whose hook uses `z` from the first iteration on. Collective.
@@ -8019,9 +8126,11 @@ static idist_status idist__zero_create_ddp(idist_zero *z, const idist_zero_desc 
     ddp.stream = desc->stream;
     ddp.timeout_ms = desc->timeout_ms;
     status = idist_ddp_create(&ddp, &z->ddp);
-    if (status == IDIST_OK) z->ddp->results_stay = true;
+    if (status != IDIST_OK) return status;
+    z->ddp->name = "zero";
+    z->ddp->results_stay = true;
 
-    return status;
+    return IDIST_OK;
 }
 
 // Returns the memory of a bucket's parameters if they lie there one after the other. Otherwise
@@ -8331,7 +8440,8 @@ idist_status idist_zero_gather(idist_zero *z) {
         return idist__fail(IDIST_ERR_STATE,
                            "zero_gather: gradients are ready; call zero_wait before this");
     opts = idist__ddp_opts(z->ddp, z->ddp->desc.on_device);
-    status = idist__ddp_check_group(z->ddp);
+    status = idist__ddp_check_size(z->ddp);
+    if (status == IDIST_OK) status = idist__ddp_check_group(z->ddp);
 
     for (b = 0; b < z->ddp->bucket_count && status == IDIST_OK; b++)
         status = idist__zero_step_gather(z, b, &opts);
@@ -8359,14 +8469,16 @@ static idist_status idist__zero_state_check(const idist_zero *z, const char *nam
     idist_status status;
 
     if (!z) return idist__fail(IDIST_ERR_ARG, "%s: zero is NULL", name);
-    if (idist__ddp_step_is_open(z->ddp))
-        return idist__fail(IDIST_ERR_STATE, "%s: gradients are ready; call zero_wait before this",
-                           name);
     given = idist__ddp_opts(z->ddp, false);
     status = idist__agree_enter(name, &given, opts);
     if (status != IDIST_OK) return status;
 
-    if (root < 0 || root >= z->group_size)
+    status = idist__ddp_check_size(z->ddp);
+    if (status != IDIST_OK) return idist__agree(status, opts);
+    if (idist__ddp_step_is_open(z->ddp))
+        status = idist__fail(IDIST_ERR_STATE, "%s: gradients are ready; call zero_wait before this",
+                             name);
+    else if (root < 0 || root >= z->group_size)
         status = idist__fail(IDIST_ERR_ARG, "%s: root %d is not a rank of a group of %d", name,
                              root, z->group_size);
     else if (z->rank == root && count)
@@ -8411,6 +8523,12 @@ static void idist__zero_state_count_elements(const idist_zero *z, int param) {
     }
 }
 
+// Returns true if array j of a parameter has values that only the shards have. The last array of an
+// F32 parameter, which has no master weights, has not: it is a copy of the parameter.
+static bool idist__zero_state_is_own(const idist_zero *z, int j, int param) {
+    return j < z->states || z->ddp->params[param].dtype != IDIST_F32;
+}
+
 // Gathers array j of a parameter on root, or scatters the array from root. Collective.
 static idist_status idist__zero_state_move(const idist_zero *z, const idist_tensor *states, int j,
                                            int param, int root, bool gather) {
@@ -8434,9 +8552,11 @@ static idist_status idist__zero_state_move_all(const idist_zero *z, const idist_
 
     for (j = 0; j < idist_zero_state_count(z); j++)
         for (param = 0; param < z->ddp->desc.n && status == IDIST_OK; param++)
-            status = idist__zero_state_move(z, states, j, param, root, gather);
+            if (gather || idist__zero_state_is_own(z, j, param))
+                status = idist__zero_state_move(z, states, j, param, root, gather);
+    if (status == IDIST_OK) return IDIST_OK;
 
-    return status;
+    return idist__agree_break("zero", z->ddp->desc.group, status); // other ranks may wait
 }
 
 idist_status idist_zero_get_state(idist_zero *z, const idist_tensor *states, int root) {
@@ -8635,43 +8755,20 @@ static idist_status idist__ddp_create_check_powersgd(const idist_ddp_desc *desc)
     return status;
 }
 
-// Compares two pointers to gradients by the addresses of the gradients' memory, for qsort.
-static int idist__ddp_create_compare(const void *a, const void *b) {
-    uintptr_t x = (uintptr_t)(*(const idist_tensor *const *)a)->data;
-    uintptr_t y = (uintptr_t)(*(const idist_tensor *const *)b)->data;
-
-    return (x > y) - (x < y);
-}
-
 // Checks that gradients do not overlap in memory. Overlapping gradients, for example of tied
 // weights, would be summed more than once.
 static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
-    const idist_tensor **sorted;
-    size_t count = 0, k;
-    int i;
-    idist_status status = IDIST_OK;
+    int first, second;
+    idist_status status =
+        idist__tensor_find_overlap("ddp_create", d->grads, d->desc.n, &first, &second);
 
-    sorted = (const idist_tensor **)malloc((size_t)d->desc.n * sizeof *sorted);
-    if (!sorted) return idist__ddp_no_memory();
+    if (status != IDIST_OK || first < 0) return status;
 
-    for (i = 0; i < d->desc.n; i++)
-        if (d->grads[i].data && d->grads[i].count) sorted[count++] = &d->grads[i];
-    qsort(sorted, count, sizeof *sorted, idist__ddp_create_compare);
-
-    for (k = 1; k < count && status == IDIST_OK; k++) {
-        const idist_tensor *below = sorted[k - 1], *above = sorted[k];
-
-        if ((uintptr_t)above->data - (uintptr_t)below->data < idist__ddp_nbytes(below))
-            status = idist__fail(IDIST_ERR_ARG,
-                                 "ddp_create: gradients %d and %d overlap in memory; list a "
-                                 "parameter that is used twice only once",
-                                 (int)((below < above ? below : above) - d->grads),
-                                 (int)((below < above ? above : below) - d->grads));
-    }
-
-    free(sorted);
-
-    return status;
+    return idist__fail(
+        IDIST_ERR_ARG,
+        "ddp_create: gradients %d and %d overlap in memory; list a parameter that is "
+        "used twice only once",
+        first, second);
 }
 
 // Checks that no gradient is in device memory unless on_device is set. Without on_device, the host
@@ -8891,8 +8988,10 @@ idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
     d = (idist_ddp *)calloc(1, sizeof *d);
     if (!d) return idist__agree(idist__ddp_no_memory(), &opts);
 
+    d->name = "ddp";
     d->desc = *desc;
     d->group_size = idist_group_size(desc->group);
+    d->rank = idist_group_rank(desc->group);
     d->active_count = d->group_size;
     d->last_active = d->group_size - 1;
     d->iteration = 1;
@@ -9059,6 +9158,7 @@ enum { IDIST__RUN_REPORT_RANKS = 16 }; // largest number of ranks in the log
 // What the ranks exchange.
 typedef struct idist__run_report {
     idist_run_rank numbers;
+    int64_t world_rank;
     char host[64];
 } idist__run_report;
 
@@ -9116,14 +9216,15 @@ static void idist__run_report_add_speed(char *text, size_t capacity, double exam
                        idist__number_print_fixed(number, examples / seconds, 1));
 }
 
-static void idist__run_report_log_rank(const char *name, const idist__run_report *rank, int r) {
+static void idist__run_report_log_rank(const char *name, const idist__run_report *rank) {
     const idist_run_rank *numbers = &rank->numbers;
     double share = numbers->seconds > 0 ? 100 * numbers->waited / numbers->seconds : 0;
     char speed[64] = "", waited[IDIST__NUMBER_NBYTES], sent[IDIST__NUMBER_NBYTES];
 
     idist__run_report_add_speed(speed, sizeof speed, (double)numbers->examples, numbers->seconds);
     idist_train_log(name, "    rank %d (%s): %swaited %s %% of the time, sent %s MB in %llu calls",
-                    r, rank->host, speed, idist__number_print_fixed(waited, share, 1),
+                    (int)rank->world_rank, rank->host, speed,
+                    idist__number_print_fixed(waited, share, 1),
                     idist__number_print_fixed(sent, (double)numbers->sent_nbytes / 1e6, 1),
                     (unsigned long long)numbers->calls);
 }
@@ -9147,7 +9248,7 @@ static void idist__run_report_log(const char *name, const idist__run_report *ran
                     n, n == 1 ? "" : "s", speed[0] ? ": " : "", speed);
 
     for (r = 0; r < n; r++)
-        if (listed[r]) idist__run_report_log_rank(name, &ranks[r], r);
+        if (listed[r]) idist__run_report_log_rank(name, &ranks[r]);
     if (n > IDIST__RUN_REPORT_RANKS)
         idist_train_log(name, "    and %d ranks that computed for a shorter time",
                         n - IDIST__RUN_REPORT_RANKS);
@@ -9155,13 +9256,13 @@ static void idist__run_report_log(const char *name, const idist__run_report *ran
         idist_train_log(
             name,
             "    slowest: rank %d, which computed for %s s; the other ranks for %s s on average",
-            slowest, idist__number_print_fixed(a, idist__run_report_computed(&ranks[slowest]), 1),
+            (int)ranks[slowest].world_rank,
+            idist__number_print_fixed(a, idist__run_report_computed(&ranks[slowest]), 1),
             idist__number_print_fixed(b, others / (n - 1), 1));
 }
 
 // Fills the numbers of this rank, and ends the count of this thread.
 static void idist__run_report_own(const idist_run *run, idist__run_report *own) {
-    memset(own, 0, sizeof *own);
     own->numbers.seconds = (double)(idist__os_clock_now_ns() - run->started_ns) / 1e9;
     own->numbers.waited = (double)idist__trace_counter.waited_ns / 1e9;
     own->numbers.examples = run->examples;
@@ -9189,6 +9290,7 @@ idist_status idist_run_report(const idist_run *run, const char *name, idist_run_
     entered = idist__agree_enter("run_report", opts, &own_opts);
     if (entered != IDIST_OK) return entered;
     n = idist_group_size(own_opts.group);
+    own.world_rank = own_opts.group ? own_opts.group->w->group.rank : idist_get_rank();
     all = (idist__run_report *)calloc((size_t)n, sizeof *all + sizeof *listed);
     listed = (bool *)(void *)(all ? all + n : NULL);
     if (!all && status == IDIST_OK)
@@ -9198,7 +9300,7 @@ idist_status idist_run_report(const idist_run *run, const char *name, idist_run_
 
     if (status == IDIST_OK) {
         for (r = 0; r < n && ranks; r++) ranks[r] = all[r].numbers;
-        idist__run_report_log(name, all, listed, n);
+        if (!own.world_rank) idist__run_report_log(name, all, listed, n);
     }
 
     free(all);

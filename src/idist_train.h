@@ -542,19 +542,23 @@ typedef struct idist_zero_desc {
 
 // A part of one parameter that this rank updates. The arrays have `count` elements.
 typedef struct idist_shard {
-    int param;        // index in idist_zero_desc.params
-    size_t first;     // index of the shard's first element in the parameter
-    size_t count;     // elements
-    float *weights;   // the parameter itself, or master weights if the parameter is F16 or BF16
+    int param;    // index in idist_zero_desc.params
+    size_t first; // index of the shard's first element in the parameter
+    size_t count; // elements
+    // The parameter itself, or master weights if the parameter is F16 or BF16. The program can use
+    // this pointer only if the F32 parameter is aligned.
+    float *weights;
     float *grad;      // the average gradient, after idist_zero_wait
     float *states[4]; // as many as desc.states; zero at first
 } idist_shard;
 
 // Creates an idist_zero. Collective over the group; blocking. Copies the parameters of rank 0 of
 // the group to all ranks. The lists of tensors are copied; the arrays stay yours and must stay
-// valid. Returns the errors of idist_ddp_create, and IDIST_ERR_UNSUPPORTED for other dtypes.
+// valid. Returns the errors of idist_ddp_create, IDIST_ERR_UNSUPPORTED for other dtypes, and
+// IDIST_ERR_ARG if parameters overlap in memory: list a parameter that is used twice only once.
 IDIST_API idist_status idist_zero_create(const idist_zero_desc *desc, idist_zero **zero);
-// Frees an idist_zero and sets the pointer to NULL. Does nothing if it is NULL. Local.
+// Frees an idist_zero and sets the pointer to NULL. Does nothing if it is NULL. Local. Within an
+// iteration, it waits for the calls that are in flight.
 IDIST_API void idist_zero_free(idist_zero **zero);
 // Returns the memory of gradient i. The backward pass writes to it, or adds to it.
 IDIST_API void *idist_zero_grad(const idist_zero *zero, int i);
@@ -566,39 +570,42 @@ IDIST_API idist_status idist_zero_ready(idist_zero *zero, int i);
 // average gradients. The contents of the gradients themselves are undefined. If the backward pass
 // adds to gradients, the program must zero them first, except after a pass with no_sync.
 IDIST_API idist_status idist_zero_wait(idist_zero *zero);
-// Turns no_sync on or off, as idist_ddp_no_sync does, so that gradients accumulate locally.
+// Turns no_sync on or off, as idist_ddp_no_sync does, so that gradients accumulate locally. While
+// it is on, idist_zero_wait does nothing, and the program must not update the shards.
 IDIST_API idist_status idist_zero_no_sync(idist_zero *zero, bool on);
 
-// Returns the number of shards of this rank, which may be 0. Shards have fixed positions.
+// Returns the number of shards of this rank, which may be 0. The shards and their arrays stay the
+// same until idist_zero_free.
 IDIST_API int idist_zero_shards(const idist_zero *zero);
 // Returns shard k, or NULL if there is no such shard.
 IDIST_API const idist_shard *idist_zero_shard(const idist_zero *zero, int k);
-// Returns the gradients of all shards: an array of idist_zero_shards elements. idist_clip_grad_norm
-// and idist_grad_scaler_unscale take them, with `shared` false. If gradients overflow, the program
-// must neither update the shards nor call idist_zero_gather.
+// Returns the gradients of all shards: an array of idist_zero_shards elements. In host memory,
+// idist_clip_grad_norm and idist_grad_scaler_unscale take them, with `shared` false. If gradients
+// overflow, do not update the shards; idist_zero_gather is then not needed.
 IDIST_API const idist_tensor *idist_zero_shard_grads(const idist_zero *zero);
 
 // Copies the weights of all shards to the parameters on all ranks, and rounds master weights to the
 // dtype of the parameter. Collective over the group; blocking. The contents of the gradients are
-// undefined afterwards. Returns IDIST_ERR_STATE if gradients are ready that idist_zero_wait has not
-// reduced.
+// undefined afterwards. Returns IDIST_ERR_STATE between idist_zero_ready and idist_zero_wait.
 IDIST_API idist_status idist_zero_gather(idist_zero *zero);
 
 // Returns the number of arrays in which idist_zero_get_state stores the state of a parameter:
 // desc.states, and one more for the master weights if any parameter is F16 or BF16.
 IDIST_API int idist_zero_state_count(const idist_zero *zero);
-// Collects the state of all ranks on root, for a checkpoint. With m = idist_zero_state_count,
-// states has m * n tensors: states[j * n + i] is array j of parameter i. They are F32, with as many
-// elements as the parameter. Other ranks may pass NULL. With on_device, the tensors are in device
-// memory. Collective over the group; blocking. Returns IDIST_ERR_ARG on all ranks if a tensor is
-// wrong.
+// Collects the state of all ranks on root, for a checkpoint. Call it after idist_zero_gather. With
+// m = idist_zero_state_count, states has m * n tensors: states[j * n + i] is array j of parameter
+// i. The tensors are F32, with as many elements as their parameter, and with on_device in device
+// memory. For an F32 parameter, the array of master weights gets a copy of the parameter. Other
+// ranks may pass NULL. Collective over the group; blocking. All ranks get IDIST_ERR_ARG if a tensor
+// is wrong, and IDIST_ERR_STATE if one of them is between idist_zero_ready and idist_zero_wait.
 //
 // A checkpoint consists of the parameters and these tensors. Another number of ranks can load it:
-// rank 0 reads the file, alone in a group of one rank or with all other ranks, and all ranks call
-// idist_zero_set_state. On root, the state takes as much memory as without sharding.
+// root reads the file in a group of one rank, so that only root needs memory for the whole state.
+// Then all ranks call idist_zero_set_state.
 IDIST_API idist_status idist_zero_get_state(idist_zero *zero, const idist_tensor *states, int root);
 // Distributes the state that idist_zero_get_state has collected from root to all ranks, and copies
-// the parameters of root to all ranks. Parameters with master weights get these weights instead.
+// the parameters of root to all ranks. F16 and BF16 parameters become their rounded master weights.
+// The contents of the gradients are undefined afterwards. Errors are as in idist_zero_get_state.
 IDIST_API idist_status idist_zero_set_state(idist_zero *zero, const idist_tensor *states, int root);
 
 //------------------------------------------------------------------------------
@@ -647,10 +654,11 @@ IDIST_API idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, do
 //------------------------------------------------------------------------------
 
 // Copies the elements of from[i] to to[i], for n tensors, and converts them to the dtype of to[i].
-// Local; host memory. The dtypes are floating-point dtypes of at most 64 bits. Numbers pass through
+// Local; host memory. The dtypes are F64, F32, F16, BF16, F8E4M3 and F8E5M2. Numbers pass through
 // F32 and are rounded to nearest, unless both dtypes are equal. A number that is too large becomes
-// infinite, or NaN in F8E4M3. Returns IDIST_ERR_ARG, and converts nothing, if two counts differ or
-// a tensor is invalid. Two tensors must not overlap unless they are the same.
+// infinite. In F8E4M3 and F8E5M2, such a number and infinity become the largest finite number, so
+// an overflow cannot be recognized afterwards. Returns IDIST_ERR_ARG, and converts nothing, if two
+// counts differ or a tensor is invalid. Two tensors must not overlap unless they are the same.
 IDIST_API idist_status idist_convert(const idist_tensor *from, const idist_tensor *to, int n);
 
 // A scale for the loss, with the rules and defaults of torch.amp.GradScaler. All zero is valid.
@@ -660,8 +668,9 @@ typedef struct idist_grad_scaler {
     double growth_factor;  // > 1; 0 means 2
     double backoff_factor; // > 0 and < 1; 0 means 0.5
     int growth_interval;   // steps without overflow until the scale grows; 0 means 2,000
-    float scale;           // > 0; 0 means 65,536
-    int growth_tracker;    // steps without overflow since the scale last changed
+    float scale;           // at least 2^-126; 0 means 65,536
+    // Steps without overflow since the scale last changed, or could not grow further.
+    int growth_tracker;
     // State of the current iteration, which idist_grad_scaler_update resets. A program that
     // unscales in its own code, for example on a device, sets both fields.
     bool unscaled;  // the gradients are unscaled
@@ -671,17 +680,18 @@ typedef struct idist_grad_scaler {
 // Returns the factor for the loss.
 IDIST_API float idist_grad_scaler_scale(const idist_grad_scaler *scaler);
 
-// Divides n gradients by the scale, in place, and sets scaler->found_inf on all ranks if a gradient
-// is infinite or NaN on any rank. Call it once per iteration, with all gradients. Host memory; F32,
-// F64 or BF16.
+// Multiplies n gradients by the reciprocal of the scale, rounded to a float as in torch, in place.
+// Sets scaler->found_inf if an element was infinite or NaN before. Call it once per iteration, with
+// all gradients. Host memory; F32, F64 or BF16.
 //
 // With `shared`, every rank has all gradients, the same ones, as after idist_ddp_wait. An overflow
-// on one rank is then in the sums of all ranks, and nothing is sent. With find_unused, set the
-// count of a gradient to 0 if idist_ddp_used is false. Without `shared`, each rank has its own
-// gradients; collective over opts->group.
+// on one rank is then in the sums of all ranks, so all ranks set found_inf, and nothing is sent.
+// With find_unused, set the count of a gradient to 0 if idist_ddp_used is false. Without `shared`,
+// each rank has its own gradients, and all ranks set found_inf if one of them has an overflow;
+// collective over opts->group.
 //
-// IDIST_ERR_ARG: a gradient is invalid or has another dtype, or a factor is out of range. F16 and
-// 8-bit gradients cannot hold the small quotients: convert them to F32 first.
+// IDIST_ERR_ARG: a gradient is invalid or has another dtype, or a field of the scaler is out of
+// range. F16 gradients cannot hold the small quotients: convert them to F32 first.
 // IDIST_ERR_STATE: the gradients of this iteration are unscaled already.
 IDIST_API idist_status idist_grad_scaler_unscale(idist_grad_scaler *scaler,
                                                  const idist_tensor *grads, int n, bool shared,
@@ -1104,9 +1114,10 @@ typedef struct idist_summary_desc {
     bool no_csv;
     bool no_tensorboard;
     // Gets every value, on the rank that writes, for example to pass the value to MLflow or another
-    // experiment tracker; may be NULL. Called by idist_summary_add after the files have the value,
-    // one call at a time. Returns 0 on success; must not use this summary. With no_csv and
-    // no_tensorboard, the folder may be NULL.
+    // experiment tracker; may be NULL. idist_summary_add calls it after writing the value to the
+    // files, even if that failed, one call at a time. Returns 0 on success. It must not use this
+    // summary, make communication calls or log. With no_csv and no_tensorboard, the folder may be
+    // NULL.
     int (*track)(const idist_scalar *scalar, void *arg);
     void *arg; // passed to track
 } idist_summary_desc;
@@ -1127,7 +1138,7 @@ IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the previous value. This value is kept
 // in memory, and the next call writes it if it can. Up to 64 KiB are kept per file; further values
 // are lost.
-// IDIST_ERR_CALLBACK: desc.track failed. The files have the value.
+// IDIST_ERR_CALLBACK: desc.track failed, and the files have the value.
 IDIST_API idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                          uint64_t step);
 
@@ -1167,24 +1178,25 @@ typedef struct idist_run {
 // What one rank did between idist_run_begin and idist_run_report.
 typedef struct idist_run_rank {
     double seconds;       // from begin to report
-    double waited;        // seconds of these in communication calls, and in waits for them
+    double waited;        // the part of `seconds` in communication calls and waits for requests
     uint64_t examples;    // run.examples
     uint64_t calls;       // communication calls
-    uint64_t sent_nbytes; // sizes of what this rank sends in these calls, whatever the algorithm
+    uint64_t sent_nbytes; // bytes in the send buffers of these calls, not what an algorithm sends
 } idist_run_rank;
 
-// Starts the clock, and starts to count the communication calls of the calling thread. Calls of
-// other threads do not count. Local. Counting takes about 0.1 us per call, and small messages
-// between two ranks take longer until the process ends. A second idist_run_begin in a thread ends
-// the first run of the thread. Returns IDIST_ERR_SYSTEM if the system has no memory for the hook
-// that counting needs.
+// Starts the clock, and begins to count the communication calls of the calling thread. Calls of
+// other threads do not count. The time of idist_test does not count as waiting. Local. Counting
+// takes about 0.1 us per call. From then on until the process ends, idist_send and idist_recv of
+// small messages take longer. A second idist_run_begin in a thread ends the first run of the
+// thread. Returns IDIST_ERR_SYSTEM if the system has no memory.
 IDIST_API idist_status idist_run_begin(idist_run *run);
 
-// Ends the run. Sets ranks[r] to the numbers of rank r of the group, on all ranks; ranks has one
-// element per rank, or is NULL. Rank 0 of the world logs the summary above, of up to 16 ranks: if
-// the group has more, of the 16 that computed longest. `name` is the name of the training run.
-// Collective over opts->group; blocking; call it from the thread that called idist_run_begin.
-// Otherwise all ranks get IDIST_ERR_STATE.
+// Ends the run, even if this call fails. Sets ranks[r] to the numbers of rank r of the group, on
+// all ranks; ranks has one element per rank, or is NULL. If rank 0 of the world is in the group,
+// rank 0 logs the summary above, with the ranks of the world. If the group has more than 16 ranks,
+// the log lists the 16 that computed longest. `name` is the name of the training run. Collective
+// over opts->group; blocking. All ranks get IDIST_ERR_STATE if one of them calls it from another
+// thread, or without idist_run_begin.
 IDIST_API idist_status idist_run_report(const idist_run *run, const char *name,
                                         idist_run_rank *ranks, const idist_opts *opts);
 

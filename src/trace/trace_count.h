@@ -24,6 +24,15 @@ IDIST__UNUSED static void idist__trace_count_from_zero(const void *owner) {
     idist__trace_counter.owner = owner;
 }
 
+// Returns the number of elements in n blocks, without the gaps between the blocks.
+static size_t idist__trace_count_blocks(const size_t *counts, int n) {
+    size_t total = 0;
+    int i;
+
+    for (i = 0; i < n; i++) total += counts[i];
+    return total;
+}
+
 // Adds a call, and the bytes that this rank sends in it.
 static void idist__trace_count_add(const idist_group *g, const idist__call *call) {
     idist__extent extent;
@@ -32,6 +41,9 @@ static void idist__trace_count_add(const idist_group *g, const idist__call *call
     if (idist__check_call(g, call) != IDIST_OK || idist__extent_of(g, call, &extent) != IDIST_OK)
         return;
     if (call->kind == IDIST__BROADCAST && call->root == g->rank) extent.send = call->count;
+    if (call->kind == IDIST__ALL_TO_ALLV ||
+        (call->kind == IDIST__SCATTERV && call->root == g->rank))
+        extent.send = idist__trace_count_blocks(call->sendcounts, g->size);
     idist__trace_counter.sent_nbytes += extent.send * idist_dtype_size(call->dtype);
 }
 

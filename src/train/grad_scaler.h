@@ -36,9 +36,9 @@ static idist_status idist__grad_scaler_check(const char *name, const idist_grad_
     growth = idist__grad_scaler_growth(scaler);
     backoff = idist__grad_scaler_backoff(scaler);
 
-    if (!(scale > 0 && scale - scale == 0))
-        return idist__fail(IDIST_ERR_ARG, "%s: scale must be finite and positive, got %s", name,
-                           idist__number_print(text, scale, 6));
+    if (!(scale >= IDIST__GRAD_SCALER_LEAST && scale - scale == 0))
+        return idist__fail(IDIST_ERR_ARG, "%s: scale must be finite and at least 2^-126, got %s",
+                           name, idist__number_print(text, scale, 6));
     if (!(growth > 1 && growth - growth == 0))
         return idist__fail(IDIST_ERR_ARG, "%s: growth_factor must be finite and above 1, got %s",
                            name, idist__number_print(text, growth, 6));
@@ -48,6 +48,9 @@ static idist_status idist__grad_scaler_check(const char *name, const idist_grad_
     if (scaler->growth_interval < 0)
         return idist__fail(IDIST_ERR_ARG, "%s: growth_interval must not be negative, got %d", name,
                            scaler->growth_interval);
+    if (scaler->growth_tracker < 0)
+        return idist__fail(IDIST_ERR_ARG, "%s: growth_tracker must not be negative, got %d", name,
+                           scaler->growth_tracker);
 
     return IDIST_OK;
 }
@@ -169,7 +172,9 @@ static void idist__grad_scaler_adapt(idist_grad_scaler *scaler) {
     if (scaler->found_inf) {
         scale *= idist__grad_scaler_backoff(scaler);
         scaler->growth_tracker = 0;
-    } else if (++scaler->growth_tracker >= interval) {
+    } else if (scaler->growth_tracker < interval - 1) {
+        scaler->growth_tracker++;
+    } else {
         grown = scale * idist__grad_scaler_growth(scaler);
         if (grown <= IDIST__GRAD_SCALER_MOST) scale = grown;
         scaler->growth_tracker = 0;

@@ -154,6 +154,45 @@ static idist_status idist__tensor_check(const char *name, const char *what,
     return IDIST_OK;
 }
 
+// Compares two pointers to tensors by the addresses of the tensors' memory, for qsort.
+static int idist__tensor_compare(const void *a, const void *b) {
+    uintptr_t x = (uintptr_t)(*(const idist_tensor *const *)a)->data;
+    uintptr_t y = (uintptr_t)(*(const idist_tensor *const *)b)->data;
+
+    return (x > y) - (x < y);
+}
+
+// Finds two tensors that overlap in memory, and sets *first < *second to their indices. Sets both
+// to -1 if no tensors overlap. Ignores tensors without memory.
+static idist_status idist__tensor_find_overlap(const char *name, const idist_tensor *tensors, int n,
+                                               int *first, int *second) {
+    const idist_tensor **sorted;
+    size_t count = 0, k;
+    int i;
+
+    *first = *second = -1;
+    sorted = (const idist_tensor **)malloc(((size_t)n + 1) * sizeof *sorted);
+    if (!sorted)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory to compare %d tensors", name, n);
+
+    for (i = 0; i < n; i++)
+        if (tensors[i].data && tensors[i].count) sorted[count++] = &tensors[i];
+    qsort(sorted, count, sizeof *sorted, idist__tensor_compare);
+
+    for (k = 1; k < count && *first < 0; k++) {
+        const idist_tensor *below = sorted[k - 1], *above = sorted[k];
+        size_t nbytes = below->count * idist_dtype_size(below->dtype);
+
+        if ((uintptr_t)above->data - (uintptr_t)below->data >= nbytes) continue;
+        *first = (int)((below < above ? below : above) - tensors);
+        *second = (int)((below < above ? above : below) - tensors);
+    }
+
+    free(sorted);
+
+    return IDIST_OK;
+}
+
 #define IDIST__TENSORS_AT_ONCE 64
 
 // Adds a broadcast per tensor to the group of calls that idist_group_begin has started, and ends

@@ -8,6 +8,7 @@
 #include "ranks.h"
 
 #include <float.h>
+#include <limits.h>
 #include <math.h>
 
 enum { PARAMS = 4, STEPS = 40, RANKS = 4 };
@@ -210,6 +211,12 @@ static void limits(void) {
     TAP_REQUIRE(idist_grad_scaler_update(&given) == IDIST_OK);
     tap_ok(given.scale == 0x1p126f && given.growth_tracker == 0, "the scale stays finite");
 
+    given.growth_tracker = INT_MAX; // of a damaged checkpoint
+    given.scale = 8;
+    TAP_REQUIRE(idist_grad_scaler_unscale(&given, &good, 1, true, NULL) == IDIST_OK);
+    TAP_REQUIRE(idist_grad_scaler_update(&given) == IDIST_OK);
+    tap_ok(given.scale == 32 && given.growth_tracker == 0, "the largest growth tracker");
+
     scaler = (idist_grad_scaler){0};
     tap_ok(idist_grad_scaler_scale(&scaler) == 65536 && idist_grad_scaler_scale(NULL) == 65536,
            "the default scale");
@@ -271,8 +278,8 @@ static void bad_scalers(void) {
         if (idist_grad_scaler_unscale(&s, &bad, 1, true, NULL) != IDIST_ERR_ARG) break;
         if (dtype == IDIST_DTYPE_COUNT - 1) tap_ok(true, "refused: all other dtypes");
     }
-    static const float scales[] = {-1, NAN, INFINITY};
-    for (int i = 0; i < 3; i++) {
+    static const float scales[] = {-1, NAN, INFINITY, 1e-40f};
+    for (int i = 0; i < 4; i++) {
         s = none;
         s.scale = scales[i];
         refused(idist_grad_scaler_unscale(&s, &good, 1, true, NULL), IDIST_ERR_ARG,
@@ -297,6 +304,9 @@ static void bad_scalers(void) {
     s = none;
     s.growth_interval = -1;
     refused(idist_grad_scaler_unscale(&s, &good, 1, true, NULL), IDIST_ERR_ARG, "growth_interval");
+    s = none;
+    s.growth_tracker = -1;
+    refused(idist_grad_scaler_unscale(&s, &good, 1, true, NULL), IDIST_ERR_ARG, "growth_tracker");
     tap_ok(x[0] == 1 && x[1] == 2, "refused calls change nothing");
     s = none;
     tap_is(idist_grad_scaler_unscale(&s, &good, 1, true, NULL), IDIST_OK, "the first call");
@@ -345,6 +355,14 @@ static void conversions(void) {
            "F64 to F32 rounds");
     tap_ok(half[0] == 0x7c00 && half[2] == 0x3c00 && half[4] == 0x7c00, "F64 to F16 rounds");
     tap_ok(memcmp(wide, same, sizeof wide) == 0, "F64 to F64 copies the bits");
+    float large[3] = {1e9f, INFINITY, -INFINITY};
+    uint8_t f8[3];
+    idist_tensor over = {large, 3, IDIST_F32}, e4m3 = {f8, 3, IDIST_F8E4M3};
+    TAP_REQUIRE(idist_convert(&over, &e4m3, 1) == IDIST_OK);
+    tap_ok(f8[0] == 0x7e && f8[1] == 0x7e && f8[2] == 0xfe, "F8E4M3 saturates");
+    e4m3.dtype = IDIST_F8E5M2;
+    TAP_REQUIRE(idist_convert(&over, &e4m3, 1) == IDIST_OK);
+    tap_ok(f8[0] == 0x7b && f8[1] == 0x7b && f8[2] == 0xfb, "F8E5M2 saturates");
     tap_is(idist_convert(&from, &from, 1), IDIST_OK, "a tensor to itself");
     tap_is(idist_convert(NULL, NULL, 0), IDIST_OK, "no tensors");
 }

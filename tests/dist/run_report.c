@@ -17,7 +17,7 @@ static uint64_t make_calls(idist_group *world, int rank, int n, uint64_t *nbytes
     static __thread float x[400], y[400];
     idist_request request = {0};
     idist_opts o = opts_of(world), async = opts_async(world, &request);
-    size_t counts[8];
+    size_t counts[8], displs[8];
     uint64_t calls = 0;
     int next = (rank + 1) % n, before = (rank + n - 1) % n;
 
@@ -41,7 +41,12 @@ static uint64_t make_calls(idist_group *world, int rank, int n, uint64_t *nbytes
     *nbytes += counts[rank] * 4;
     rank_ok(rank, idist_sendrecv(x, 9, next, 1, y, 9, before, 1, IDIST_F32, NULL, &o));
     *nbytes += 36;
-    calls = 9;
+    for (int k = 0; k < n; k++) counts[k] = 1, displs[k] = 10 * (size_t)k; // with gaps
+    rank_ok(rank, idist_all_to_allv(x, counts, displs, y, counts, displs, IDIST_F32, &o));
+    *nbytes += (uint64_t)n * 4;
+    rank_ok(rank, idist_scatterv(x, counts, displs, y, 1, IDIST_F32, 0, &o));
+    *nbytes += rank == 0 ? (uint64_t)n * 4 : 0;
+    calls = 11;
     if (n > 1 && rank == 0) rank_ok(rank, idist_send(x, 11, IDIST_F32, 1, 3, &o));
     if (n > 1 && rank == 1) rank_ok(rank, idist_recv(x, 11, IDIST_F32, 0, 3, NULL, &o));
     if (n > 1 && rank < 2) calls++;
@@ -181,6 +186,24 @@ static bool read_file(const char *folder, int rank, char *text, size_t capacity)
     return true;
 }
 
+// Reports over a group with the ranks of the world in reverse order.
+static int reversed(int local_rank, void *arg) {
+    const job *j = (const job *)arg;
+    idist_run run = {0};
+    idist_opts o = {0};
+    char path[256];
+
+    snprintf(path, sizeof path, "%s/rank.%d", j->folder, local_rank);
+    if (!freopen(path, "w", stderr)) return 1;
+    if (idist_split(NULL, 0, -local_rank, &o.group) != IDIST_OK) return 2;
+    if (idist_run_begin(&run) != IDIST_OK) return 3;
+    if (local_rank == 2) usleep(100 * 1000);
+    if (idist_barrier(&o) != IDIST_OK) return 4;
+    if (idist_run_report(&run, "digits", NULL, &o) != IDIST_OK) return 5;
+    if (idist_free_group(&o.group) != IDIST_OK) return 6;
+    return fflush(stderr) != 0;
+}
+
 static void remove_folder(const char *folder) {
     char command[64];
     snprintf(command, sizeof command, "rm -rf %s", folder);
@@ -199,6 +222,11 @@ static void of_processes(void) {
     tap_like(text, " INFO:     slowest: rank 1, which computed for 0.", "and the slowest");
     TAP_REQUIRE(read_file(folder, 1, text, sizeof text));
     tap_is(strlen(text), 0, "rank 1 logs nothing");
+    tap_is(idist_spawn(reversed, &j, 3, NULL), IDIST_OK, "a group in reverse order reports");
+    TAP_REQUIRE(read_file(folder, 0, text, sizeof text));
+    tap_like(text, " slowest: rank 2, which", "rank 0 of the world logs, with ranks of the world");
+    TAP_REQUIRE(read_file(folder, 2, text, sizeof text));
+    tap_is(strlen(text), 0, "rank 0 of the group logs nothing");
     remove_folder(folder);
 }
 
@@ -212,6 +240,7 @@ static void log_is(const idist_run_rank *numbers, int n, const char *want) {
     TAP_REQUIRE(mkdtemp(folder) != NULL && n <= 32);
     memset(ranks, 0, sizeof ranks);
     for (int r = 0; r < n; r++) {
+        ranks[r].world_rank = r;
         ranks[r].numbers = numbers[r];
         snprintf(ranks[r].host, sizeof ranks[r].host, "h%d", r / 2);
     }

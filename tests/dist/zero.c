@@ -640,6 +640,18 @@ static void bad_descs(idist_group *world, int rank, int n, void *arg) {
         rank_is(rank, idist_zero_create(&desc, &zero), IDIST_ERR_MISMATCH);
         says(rank, "states");
     }
+    idist_tensor two[2] = {{x, 2, IDIST_F32}, {last ? x + 1 : x + 2, 2, IDIST_F32}};
+    desc = good;
+    desc.params = two;
+    desc.grads = NULL;
+    desc.n = 2;
+    rank_is(rank, idist_zero_create(&desc, &zero), IDIST_ERR_ARG);
+    says(rank, "parameters 0 and 1 overlap in memory");
+    desc = good;
+    grad.data = last ? x + 3 : y;
+    rank_is(rank, idist_zero_create(&desc, &zero), IDIST_ERR_ARG);
+    says(rank, "parameter 0 and gradient 0 overlap in memory");
+    grad.data = y;
     rank_is(rank, idist_zero_create(NULL, &zero), IDIST_ERR_ARG);
     rank_is(rank, idist_zero_create(&good, NULL), IDIST_ERR_ARG);
     rank_is(rank, idist_zero_ready(NULL, 0), IDIST_ERR_ARG);
@@ -672,6 +684,14 @@ static void bad_states(idist_group *world, int rank, int n, void *arg) {
     says(rank, "list is NULL");
     rank_is(rank, idist_zero_get_state(zero, good, n), IDIST_ERR_ARG);
     rank_is(rank, idist_zero_set_state(zero, good, -1), IDIST_ERR_ARG);
+    // One rank is within an iteration. All ranks must get the error.
+    if (rank == n - 1) rank_ok(rank, idist_zero_ready(zero, 0));
+    rank_is(rank, idist_zero_get_state(zero, good, 0), IDIST_ERR_STATE);
+    says(rank, "gradients are ready");
+    rank_is(rank, idist_zero_set_state(zero, good, 0), IDIST_ERR_STATE);
+    if (rank == n - 1) rank_is(rank, idist_zero_ready(zero, 0), IDIST_ERR_STATE);
+    if (rank == n - 1) says(rank, "zero_ready: gradient 0 is ready already; call zero_wait");
+    rank_ok(rank, idist_zero_wait(zero));
     memcpy(bad, good, sizeof bad);
     bad[1].dtype = IDIST_F64;
     rank_is(rank, idist_zero_set_state(zero, bad, 0), IDIST_ERR_ARG);
@@ -710,6 +730,94 @@ static void masters_count(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_zero_get_state(zero, &state, 0));
     rank_check(rank || master[1] == 1 + 0x1p-20f, "rank %d: master weights are rounded", rank);
     idist_zero_free(&zero);
+}
+
+// In a model of two dtypes, the last array of an F32 parameter does not count.
+static void mixed_state(idist_group *world, int rank, int n, void *arg) {
+    float x[2] = {5, 6};
+    uint16_t half[3] = {0, 0, 0};
+    float arrays[2][3] = {{30, 31, 32}, {0.5f, 0.5f, 0.5f}};
+    idist_tensor params[2] = {{x, 2, IDIST_F32}, {half, 3, IDIST_F16}};
+    idist_tensor states[2] = {{arrays[0], 2, IDIST_F32}, {arrays[1], 3, IDIST_F32}};
+    idist_zero_desc desc = {0};
+    idist_zero *zero = NULL;
+    (void)arg;
+
+    desc.params = params;
+    desc.n = 2;
+    desc.group = world;
+    if (!rank_ok(rank, idist_zero_create(&desc, &zero))) return;
+    x[0] = rank == n - 1 ? 7 : 8;
+    rank_ok(rank, idist_zero_set_state(zero, rank == n - 1 ? states : NULL, n - 1));
+    rank_check(x[0] == 7 && x[1] == 6 && half[2] == 0x3800, "rank %d: %g %g %04x", rank,
+               (double)x[0], (double)x[1], half[2]);
+    rank_ok(rank, idist_zero_get_state(zero, states, 0));
+    rank_check(rank || (arrays[0][0] == 7 && arrays[0][1] == 6 && arrays[1][2] == 0.5f),
+               "rank %d: %g %g", rank, (double)arrays[0][0], (double)arrays[0][1]);
+    idist_zero_free(&zero);
+}
+
+// Root's states overlap its own shard, which only root can notice. No rank may wait for long.
+static void own_memory(idist_group *world, int rank, int n, void *arg) {
+    float x[8] = {0};
+    idist_tensor param = {x, 8, IDIST_F32}, state = {NULL, 8, IDIST_F32};
+    idist_zero_desc desc = {0};
+    idist_zero *zero = NULL;
+    (void)n, (void)arg;
+
+    desc.params = &param;
+    desc.n = 1;
+    desc.states = 1;
+    desc.group = world;
+    if (!rank_ok(rank, idist_zero_create(&desc, &zero))) return;
+    state.data = idist_zero_shard(zero, 0)->states[0] + (rank == 0 ? -1 : 0);
+    rank_is(rank, idist_zero_get_state(zero, &state, 0), IDIST_ERR_ARG);
+    says(rank, "overlap");
+    idist_zero_free(&zero);
+}
+
+// The world has another size or order than at the creation. Each rank must get the error.
+typedef struct worlds {
+    int first, second; // sizes; the ranks of the first world are a part of the second
+} worlds;
+
+static int other_world(int number, void *arg) {
+    const worlds *w = (const worlds *)arg;
+    float x[16] = {0}, y[16] = {0};
+    idist_tensor param = {x, 16, IDIST_F32}, state = {y, 16, IDIST_F32};
+    idist_zero_desc zero_desc = {0};
+    idist_zero *zero = NULL;
+    int wrong = 0;
+
+    // Worlds of `first` ranks side by side, at one store each.
+    char url[64];
+    idist_desc desc = {0};
+    snprintf(url, sizeof url, "file:///tmp/zero.%d.%d", (int)getppid(), number / w->first);
+    desc.rank = number % w->first;
+    desc.world_size = w->first;
+    desc.init_method = url;
+    if (idist_initialize(&desc) != IDIST_OK) return 10;
+    zero_desc.params = &param;
+    zero_desc.n = 1;
+    zero_desc.states = 1;
+    if (idist_zero_create(&zero_desc, &zero) != IDIST_OK) return 11;
+    if (idist_finalize() != IDIST_OK) return 12;
+
+    snprintf(url, sizeof url, "file:///tmp/zero.%d.all", (int)getppid());
+    desc.rank = number;
+    desc.world_size = w->second;
+    if (number < w->second) {
+        if (idist_initialize(&desc) != IDIST_OK) return 13;
+        wrong += idist_zero_gather(zero) != IDIST_ERR_STATE ||
+                 !strstr(idist_last_error(), "create a zero in each world");
+        wrong += idist_zero_get_state(zero, number == 0 ? &state : NULL, 0) != IDIST_ERR_STATE;
+        wrong += idist_zero_set_state(zero, number == 0 ? &state : NULL, 0) != IDIST_ERR_STATE;
+        wrong += idist_zero_wait(zero) != IDIST_ERR_STATE;
+        wrong += idist_barrier(NULL) != IDIST_OK;
+        if (idist_finalize() != IDIST_OK) return 14;
+    }
+    idist_zero_free(&zero);
+    return wrong;
 }
 
 // One rank runs out of memory. All ranks must get the error.
@@ -792,6 +900,7 @@ static void closed_world(void) {
 int main(void) {
     static const int sizes[4] = {1, 2, 3, 4};
     static const size_t limits[3] = {1, 300, 100000};
+    static const worlds other[3] = {{3, 2}, {1, 2}, {2, 4}};
     tap_deadline(120);
     all_layouts();
     all_transports();
@@ -806,11 +915,19 @@ int main(void) {
         ranks_case(sizes[i], NULL, bad_descs, NULL, "bad descs, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, bad_states, NULL, "bad states, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, masters_count, NULL, "master weights, %d ranks", sizes[i]);
+        ranks_case(sizes[i], NULL, mixed_state, NULL, "two dtypes, %d ranks", sizes[i]);
         for (int k = 0; k < 3; k++)
             ranks_case(sizes[i], NULL, no_memory, (void *)&limits[k],
                        "no memory for %zu bytes on one of %d ranks", limits[k], sizes[i]);
     }
     checkpoints();
+    ranks_case_fault(3, NULL, own_memory, NULL, "states in the memory of a shard");
+    for (int i = 0; i < 3; i++) {
+        int first = other[i].first, second = other[i].second;
+        ranks_reset();
+        procs_run(first > second ? first : second, 30000, other_world, (void *)&other[i]);
+        ranks_report("created in a world of %d, used in a world of %d", first, second);
+    }
     lost_rank();
     closed_world();
     return tap_done();

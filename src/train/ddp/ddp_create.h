@@ -189,43 +189,20 @@ static idist_status idist__ddp_create_check_powersgd(const idist_ddp_desc *desc)
     return status;
 }
 
-// Compares two pointers to gradients by the addresses of the gradients' memory, for qsort.
-static int idist__ddp_create_compare(const void *a, const void *b) {
-    uintptr_t x = (uintptr_t)(*(const idist_tensor *const *)a)->data;
-    uintptr_t y = (uintptr_t)(*(const idist_tensor *const *)b)->data;
-
-    return (x > y) - (x < y);
-}
-
 // Checks that gradients do not overlap in memory. Overlapping gradients, for example of tied
 // weights, would be summed more than once.
 static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
-    const idist_tensor **sorted;
-    size_t count = 0, k;
-    int i;
-    idist_status status = IDIST_OK;
+    int first, second;
+    idist_status status =
+        idist__tensor_find_overlap("ddp_create", d->grads, d->desc.n, &first, &second);
 
-    sorted = (const idist_tensor **)malloc((size_t)d->desc.n * sizeof *sorted);
-    if (!sorted) return idist__ddp_no_memory();
+    if (status != IDIST_OK || first < 0) return status;
 
-    for (i = 0; i < d->desc.n; i++)
-        if (d->grads[i].data && d->grads[i].count) sorted[count++] = &d->grads[i];
-    qsort(sorted, count, sizeof *sorted, idist__ddp_create_compare);
-
-    for (k = 1; k < count && status == IDIST_OK; k++) {
-        const idist_tensor *below = sorted[k - 1], *above = sorted[k];
-
-        if ((uintptr_t)above->data - (uintptr_t)below->data < idist__ddp_nbytes(below))
-            status = idist__fail(IDIST_ERR_ARG,
-                                 "ddp_create: gradients %d and %d overlap in memory; list a "
-                                 "parameter that is used twice only once",
-                                 (int)((below < above ? below : above) - d->grads),
-                                 (int)((below < above ? above : below) - d->grads));
-    }
-
-    free(sorted);
-
-    return status;
+    return idist__fail(
+        IDIST_ERR_ARG,
+        "ddp_create: gradients %d and %d overlap in memory; list a parameter that is "
+        "used twice only once",
+        first, second);
 }
 
 // Checks that no gradient is in device memory unless on_device is set. Without on_device, the host
@@ -445,8 +422,10 @@ idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
     d = (idist_ddp *)calloc(1, sizeof *d);
     if (!d) return idist__agree(idist__ddp_no_memory(), &opts);
 
+    d->name = "ddp";
     d->desc = *desc;
     d->group_size = idist_group_size(desc->group);
+    d->rank = idist_group_rank(desc->group);
     d->active_count = d->group_size;
     d->last_active = d->group_size - 1;
     d->iteration = 1;

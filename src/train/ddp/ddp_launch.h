@@ -35,15 +35,10 @@ static idist_status idist__ddp_launch_count_active(idist_ddp *d) {
 // Makes the first calls of an iteration.
 static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, d->desc.on_device);
-    int group_size = idist_group_size(d->desc.group);
     idist_status status = IDIST_OK;
 
-    if (group_size != d->group_size)
-        return idist__fail(
-            IDIST_ERR_STATE,
-            "ddp: created for %d ranks, but the group has %d now: create a ddp in each world",
-            d->group_size, group_size);
-    if (d->group_size == 1) status = idist__ddp_check_group(d);
+    status = idist__ddp_check_size(d);
+    if (status == IDIST_OK && d->group_size == 1) status = idist__ddp_check_group(d);
     if (status != IDIST_OK) return status;
 
     d->begun = true;
@@ -58,7 +53,7 @@ static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
 static idist_status idist__ddp_launch_begin(idist_ddp *d) {
     if (idist__together_now.depth)
         return idist__fail(IDIST_ERR_STATE,
-                           "ddp: must not be called between group_begin and group_end");
+                           "%s: must not be called between group_begin and group_end", d->name);
     if (!d->begun) return idist__ddp_launch_first_calls(d);
     return d->status != IDIST_OK ? idist__fail(d->status, "%s", d->error) : IDIST_OK;
 }

@@ -108,9 +108,10 @@ enum { IDIST__DDP_SLOTS_NEAR = 4, IDIST__DDP_SLOTS = 8 };
 #define IDIST__DDP_PIECE_NBYTES ((size_t)512 << 10)
 
 struct idist_ddp {
+    const char *name; // "ddp", or "zero" for the ddp of an idist_zero; for error texts
     idist_ddp_desc desc;
     idist_ddp_hook hook;
-    int group_size;
+    int group_size, rank;
     idist_tensor *params, *grads, *buffers;
     idist__ddp_param *param_states;
     idist__ddp_bucket *buckets; // space for one per gradient
@@ -204,7 +205,7 @@ static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
     if (status == IDIST_OK) return IDIST_OK;
     if (d->status != IDIST_OK) return idist__fail(d->status, "%s", d->error);
 
-    d->status = idist__agree_break("ddp", d->desc.group, status);
+    d->status = idist__agree_break(d->name, d->desc.group, status);
     idist__text_copy(d->error, sizeof d->error, idist_last_error());
 
     return status;
@@ -214,7 +215,26 @@ static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
 // that the world was closed.
 static idist_status idist__ddp_check_group(const idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false), unused;
-    return idist__agree_enter("ddp", &opts, &unused);
+    return idist__agree_enter(d->name, &opts, &unused);
+}
+
+// Checks that the group still has the ranks for which the ddp was created. A group of NULL is the
+// world, which may have been closed and opened again. Local.
+static idist_status idist__ddp_check_size(const idist_ddp *d) {
+    int size = idist_group_size(d->desc.group), rank = idist_group_rank(d->desc.group);
+
+    if (size != d->group_size)
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: created for %d ranks, but the group has %d now: create a %s in "
+                           "each world",
+                           d->name, d->group_size, size, d->name);
+    if (rank != d->rank)
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: created on rank %d, which is rank %d now: create a %s in each "
+                           "world",
+                           d->name, d->rank, rank, d->name);
+
+    return IDIST_OK;
 }
 
 // Sets the factors that turn the sum into the result. With divide_by_active, they depend on the

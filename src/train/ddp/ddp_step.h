@@ -42,7 +42,7 @@ idist_status idist_ddp_ready(idist_ddp *d, int i) {
 
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_ready: ddp is NULL");
     if (i < 0 || i >= d->desc.n)
-        return idist__fail(IDIST_ERR_ARG, "ddp_ready: there is no parameter %d of %d", i,
+        return idist__fail(IDIST_ERR_ARG, "%s_ready: there is no parameter %d of %d", d->name, i,
                            d->desc.n);
 
     if (d->no_sync) {
@@ -53,7 +53,8 @@ idist_status idist_ddp_ready(idist_ddp *d, int i) {
     if (idist__ddp_is_ready(d, i))
         return idist__fail(
             IDIST_ERR_STATE,
-            "ddp_ready: gradient %d is ready already; call ddp_wait to end the iteration", i);
+            "%s_ready: gradient %d is ready already; call %s_wait to end the iteration", d->name, i,
+            d->name);
     status = idist__ddp_launch_begin(d);
     if (status != IDIST_OK) return status;
     status = idist__ddp_launch_gather(d, i);
@@ -73,7 +74,7 @@ idist_status idist_ddp_wait(idist_ddp *d) {
     if (status != IDIST_OK && (!d->begun || idist__together_now.depth)) return status;
 
     // End the iteration even if it has failed.
-    idist__tracer_begin("wait", "ddp_wait", NULL, NULL);
+    idist__tracer_begin("wait", d->results_stay ? "zero_wait" : "ddp_wait", NULL, NULL);
 
     return idist__tracer_end(idist__ddp_finish(d));
 }
@@ -81,9 +82,9 @@ idist_status idist_ddp_wait(idist_ddp *d) {
 idist_status idist_ddp_no_sync(idist_ddp *d, bool on) {
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_no_sync: ddp is NULL");
     if (idist__ddp_step_is_open(d))
-        return idist__fail(
-            IDIST_ERR_STATE,
-            "ddp_no_sync: the last iteration has not ended; call ddp_wait before this");
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s_no_sync: the last iteration has not ended; call %s_wait before this",
+                           d->name, d->name);
 
     d->begun = false;
     d->no_sync = on;

@@ -16,6 +16,7 @@ enum { IDIST__RUN_REPORT_RANKS = 16 }; // largest number of ranks in the log
 // What the ranks exchange.
 typedef struct idist__run_report {
     idist_run_rank numbers;
+    int64_t world_rank;
     char host[64];
 } idist__run_report;
 
@@ -73,14 +74,15 @@ static void idist__run_report_add_speed(char *text, size_t capacity, double exam
                        idist__number_print_fixed(number, examples / seconds, 1));
 }
 
-static void idist__run_report_log_rank(const char *name, const idist__run_report *rank, int r) {
+static void idist__run_report_log_rank(const char *name, const idist__run_report *rank) {
     const idist_run_rank *numbers = &rank->numbers;
     double share = numbers->seconds > 0 ? 100 * numbers->waited / numbers->seconds : 0;
     char speed[64] = "", waited[IDIST__NUMBER_NBYTES], sent[IDIST__NUMBER_NBYTES];
 
     idist__run_report_add_speed(speed, sizeof speed, (double)numbers->examples, numbers->seconds);
     idist_train_log(name, "    rank %d (%s): %swaited %s %% of the time, sent %s MB in %llu calls",
-                    r, rank->host, speed, idist__number_print_fixed(waited, share, 1),
+                    (int)rank->world_rank, rank->host, speed,
+                    idist__number_print_fixed(waited, share, 1),
                     idist__number_print_fixed(sent, (double)numbers->sent_nbytes / 1e6, 1),
                     (unsigned long long)numbers->calls);
 }
@@ -104,7 +106,7 @@ static void idist__run_report_log(const char *name, const idist__run_report *ran
                     n, n == 1 ? "" : "s", speed[0] ? ": " : "", speed);
 
     for (r = 0; r < n; r++)
-        if (listed[r]) idist__run_report_log_rank(name, &ranks[r], r);
+        if (listed[r]) idist__run_report_log_rank(name, &ranks[r]);
     if (n > IDIST__RUN_REPORT_RANKS)
         idist_train_log(name, "    and %d ranks that computed for a shorter time",
                         n - IDIST__RUN_REPORT_RANKS);
@@ -112,13 +114,13 @@ static void idist__run_report_log(const char *name, const idist__run_report *ran
         idist_train_log(
             name,
             "    slowest: rank %d, which computed for %s s; the other ranks for %s s on average",
-            slowest, idist__number_print_fixed(a, idist__run_report_computed(&ranks[slowest]), 1),
+            (int)ranks[slowest].world_rank,
+            idist__number_print_fixed(a, idist__run_report_computed(&ranks[slowest]), 1),
             idist__number_print_fixed(b, others / (n - 1), 1));
 }
 
 // Fills the numbers of this rank, and ends the count of this thread.
 static void idist__run_report_own(const idist_run *run, idist__run_report *own) {
-    memset(own, 0, sizeof *own);
     own->numbers.seconds = (double)(idist__os_clock_now_ns() - run->started_ns) / 1e9;
     own->numbers.waited = (double)idist__trace_counter.waited_ns / 1e9;
     own->numbers.examples = run->examples;
@@ -146,6 +148,7 @@ idist_status idist_run_report(const idist_run *run, const char *name, idist_run_
     entered = idist__agree_enter("run_report", opts, &own_opts);
     if (entered != IDIST_OK) return entered;
     n = idist_group_size(own_opts.group);
+    own.world_rank = own_opts.group ? own_opts.group->w->group.rank : idist_get_rank();
     all = (idist__run_report *)calloc((size_t)n, sizeof *all + sizeof *listed);
     listed = (bool *)(void *)(all ? all + n : NULL);
     if (!all && status == IDIST_OK)
@@ -155,7 +158,7 @@ idist_status idist_run_report(const idist_run *run, const char *name, idist_run_
 
     if (status == IDIST_OK) {
         for (r = 0; r < n && ranks; r++) ranks[r] = all[r].numbers;
-        idist__run_report_log(name, all, listed, n);
+        if (!own.world_rank) idist__run_report_log(name, all, listed, n);
     }
 
     free(all);

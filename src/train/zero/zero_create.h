@@ -42,6 +42,34 @@ static idist_status idist__zero_create_finish(idist_bucket *bucket, void *arg) {
 // creating
 //------------------------------------------------------------------------------
 
+// Checks that no parameter overlaps another one or a gradient in memory. Otherwise two ranks could
+// update the same elements.
+static idist_status idist__zero_create_check_overlap(const idist_zero_desc *desc) {
+    int n = desc->n, count = desc->grads ? 2 * n : n, first, second;
+    idist_tensor *all = (idist_tensor *)malloc(((size_t)count + 1) * sizeof *all);
+    idist_status status;
+
+    if (!all) return idist__fail(IDIST_ERR_NO_MEMORY, "zero_create: no memory");
+    if (n) memcpy(all, desc->params, (size_t)n * sizeof *all);
+    if (n && desc->grads) memcpy(all + n, desc->grads, (size_t)n * sizeof *all);
+    status = idist__tensor_find_overlap("zero_create", all, count, &first, &second);
+    free(all);
+
+    if (status != IDIST_OK || first < 0) return status;
+    if (first >= n)
+        return idist__fail(IDIST_ERR_ARG, "zero_create: gradients %d and %d overlap in memory",
+                           first - n, second - n);
+    if (second >= n)
+        return idist__fail(IDIST_ERR_ARG,
+                           "zero_create: parameter %d and gradient %d overlap in memory", first,
+                           second - n);
+
+    return idist__fail(IDIST_ERR_ARG,
+                       "zero_create: parameters %d and %d overlap in memory; list a parameter that "
+                       "is used twice only once",
+                       first, second);
+}
+
 static idist_status idist__zero_create_check(const idist_zero_desc *desc) {
     const char *name = "zero_create";
     int i;
@@ -50,6 +78,9 @@ static idist_status idist__zero_create_check(const idist_zero_desc *desc) {
     if (status == IDIST_OK && desc->grads)
         status = idist__tensor_check(name, "gradient", desc->grads, desc->n, false);
     if (status != IDIST_OK) return status;
+    if (desc->n < 1)
+        return idist__fail(IDIST_ERR_ARG, "%s: n must be positive, got %d parameters", name,
+                           desc->n);
     if (desc->states < 0 || desc->states > IDIST__ZERO_STATES)
         return idist__fail(IDIST_ERR_ARG, "%s: states must be from 0 to %d, got %d", name,
                            IDIST__ZERO_STATES, desc->states);
@@ -65,9 +96,13 @@ static idist_status idist__zero_create_check(const idist_zero_desc *desc) {
             return idist__fail(IDIST_ERR_UNSUPPORTED,
                                "%s: parameter %d is %s, but its gradient is %s", name, i,
                                idist_dtype_name(dtype), idist_dtype_name(desc->grads[i].dtype));
+        if (desc->grads && desc->grads[i].count != desc->params[i].count)
+            return idist__fail(IDIST_ERR_ARG,
+                               "%s: parameter %d has %zu elements, but its gradient has %zu", name,
+                               i, desc->params[i].count, desc->grads[i].count);
     }
 
-    return IDIST_OK;
+    return idist__zero_create_check_overlap(desc);
 }
 
 // Creates the ddp, whose hook uses `z` from the first iteration on. Collective.
@@ -92,9 +127,11 @@ static idist_status idist__zero_create_ddp(idist_zero *z, const idist_zero_desc 
     ddp.stream = desc->stream;
     ddp.timeout_ms = desc->timeout_ms;
     status = idist_ddp_create(&ddp, &z->ddp);
-    if (status == IDIST_OK) z->ddp->results_stay = true;
+    if (status != IDIST_OK) return status;
+    z->ddp->name = "zero";
+    z->ddp->results_stay = true;
 
-    return status;
+    return IDIST_OK;
 }
 
 // Returns the memory of a bucket's parameters if they lie there one after the other. Otherwise

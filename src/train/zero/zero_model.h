@@ -13,16 +13,16 @@
 // A bucket is cut into one range per rank. The part of a gradient in a range is a shard. An element
 // passes through these functions:
 //
-//     idist_zero_ready        the program says that the gradient is complete
-//     idist__zero_create_start       reduce_scatter of its bucket, in place
-//     idist__zero_create_finish      converts the range of this rank to F32, unless it is F32
-//     (the program)           updates the weights of the shard
+//     idist_zero_ready             the program says that the gradient is complete
+//     idist__zero_create_start     reduce_scatter of its bucket, in place
+//     idist__zero_create_finish    converts the range of this rank to F32, unless it is F32
+//     (the program)                updates the weights of the shard
 //     idist__zero_step_pack        rounds master weights to the dtype of the parameters
-//     idist_zero_gather       all_gather of the parameters of the bucket
+//     idist_zero_gather            all_gather of the parameters of the bucket
 //
-// The all_gather needs the parameters of a bucket one after the other. If they lie so in the
-// program's memory, the all_gather works there. Otherwise the parameters are copied to the memory
-// of the bucket, whose gradients are no longer needed, and back.
+// The all_gather needs the parameters of a bucket one after the other. If they are arranged in this
+// way in the program's memory, the all_gather works there. Otherwise the parameters are copied to
+// the memory of the bucket, whose gradients are no longer needed, and back.
 //
 // The arrays of all shards of a rank lie one after the other:
 //

@@ -24,14 +24,16 @@ static idist_status idist__zero_state_check(const idist_zero *z, const char *nam
     idist_status status;
 
     if (!z) return idist__fail(IDIST_ERR_ARG, "%s: zero is NULL", name);
-    if (idist__ddp_step_is_open(z->ddp))
-        return idist__fail(IDIST_ERR_STATE, "%s: gradients are ready; call zero_wait before this",
-                           name);
     given = idist__ddp_opts(z->ddp, false);
     status = idist__agree_enter(name, &given, opts);
     if (status != IDIST_OK) return status;
 
-    if (root < 0 || root >= z->group_size)
+    status = idist__ddp_check_size(z->ddp);
+    if (status != IDIST_OK) return idist__agree(status, opts);
+    if (idist__ddp_step_is_open(z->ddp))
+        status = idist__fail(IDIST_ERR_STATE, "%s: gradients are ready; call zero_wait before this",
+                             name);
+    else if (root < 0 || root >= z->group_size)
         status = idist__fail(IDIST_ERR_ARG, "%s: root %d is not a rank of a group of %d", name,
                              root, z->group_size);
     else if (z->rank == root && count)
@@ -76,6 +78,12 @@ static void idist__zero_state_count_elements(const idist_zero *z, int param) {
     }
 }
 
+// Returns true if array j of a parameter has values that only the shards have. The last array of an
+// F32 parameter, which has no master weights, has not: it is a copy of the parameter.
+static bool idist__zero_state_is_own(const idist_zero *z, int j, int param) {
+    return j < z->states || z->ddp->params[param].dtype != IDIST_F32;
+}
+
 // Gathers array j of a parameter on root, or scatters the array from root. Collective.
 static idist_status idist__zero_state_move(const idist_zero *z, const idist_tensor *states, int j,
                                            int param, int root, bool gather) {
@@ -99,9 +107,11 @@ static idist_status idist__zero_state_move_all(const idist_zero *z, const idist_
 
     for (j = 0; j < idist_zero_state_count(z); j++)
         for (param = 0; param < z->ddp->desc.n && status == IDIST_OK; param++)
-            status = idist__zero_state_move(z, states, j, param, root, gather);
+            if (gather || idist__zero_state_is_own(z, j, param))
+                status = idist__zero_state_move(z, states, j, param, root, gather);
+    if (status == IDIST_OK) return IDIST_OK;
 
-    return status;
+    return idist__agree_break("zero", z->ddp->desc.group, status); // other ranks may wait
 }
 
 idist_status idist_zero_get_state(idist_zero *z, const idist_tensor *states, int root) {

@@ -106,7 +106,8 @@ idist_status idist_zero_gather(idist_zero *z) {
         return idist__fail(IDIST_ERR_STATE,
                            "zero_gather: gradients are ready; call zero_wait before this");
     opts = idist__ddp_opts(z->ddp, z->ddp->desc.on_device);
-    status = idist__ddp_check_group(z->ddp);
+    status = idist__ddp_check_size(z->ddp);
+    if (status == IDIST_OK) status = idist__ddp_check_group(z->ddp);
 
     for (b = 0; b < z->ddp->bucket_count && status == IDIST_OK; b++)
         status = idist__zero_step_gather(z, b, &opts);
