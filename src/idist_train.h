@@ -705,8 +705,9 @@ IDIST_API idist_status idist_grad_scaler_update(idist_grad_scaler *scaler);
 // [train_api:schedule]  values that follow the step, such as the learning rate
 //
 // Local: a value depends on the arguments only. So ranks that pass the same arguments get the same
-// bits, and nothing has to be saved. Bad arguments give NaN, and idist_last_error says what is
-// wrong. Only idist_plateau, at the end of this section, has state.
+// bits, and nothing has to be saved. The functions that return a value return NaN for bad
+// arguments, and idist_last_error says what is wrong. Only idist_plateau, at the end of this
+// section, has state.
 //------------------------------------------------------------------------------
 
 typedef struct idist_milestone {
@@ -721,37 +722,39 @@ typedef struct idist_milestone {
 IDIST_API double idist_piecewise_linear(const idist_milestone *milestones, int n, double step);
 
 // Kind of a schedule: torch's schedulers, as closed formulas. In the formulas, `begin`, `end` and
-// `steps` are fields of the schedule. In them, `left` is the fraction of the steps that remains:
+// `steps` are fields of the schedule, and `left` is the fraction of the steps that remains:
 // 1 - step / steps, but at least 0.
 typedef enum idist_schedule_kind {
     IDIST_SCHEDULE_CONSTANT = 0,    // begin
     IDIST_SCHEDULE_STEP = 1,        // StepLR: times factor after every `steps` steps
     IDIST_SCHEDULE_EXPONENTIAL = 2, // ExponentialLR: times factor after every step
-    // CosineAnnealingLR: from begin to end along half a cosine, then back again, and so on.
+    // CosineAnnealingLR: from begin to end along half a cosine in `steps` steps (T_max), then back
+    // in `steps` steps, and so on.
     IDIST_SCHEDULE_COSINE = 3,
     // end + (begin - end) * left^power. PolynomialLR has end 0. LinearLR has power 1,
     // begin = rate * start_factor and end = rate * end_factor.
     IDIST_SCHEDULE_POLYNOMIAL = 4,
-    // OneCycleLR: half a cosine up from begin to peak, and another one down to end, which is
-    // reached at steps - 1.
+    // OneCycleLR: up from begin to peak at step rise * steps - 1, and down to end at step
+    // steps - 1. Both ways are half a cosine unless `linear` is set. See also `three_phase`.
     IDIST_SCHEDULE_ONE_CYCLE = 5,
     // MultiStepLR: begin, times factor at each of `milestones`. ConstantLR with factor f has
     // begin = rate * f, factor = 1 / f, and the milestone total_iters.
     IDIST_SCHEDULE_MULTI_STEP = 6,
     // CosineAnnealingWarmRestarts: from begin to end along half a cosine, then from begin again.
-    // The first cycle has `steps` steps, and every later cycle `multiple` times as many as the one
+    // The first cycle has `steps` steps. Each later cycle is `multiple` times as long as the cycle
     // before.
     IDIST_SCHEDULE_COSINE_RESTARTS = 7,
     // CyclicLR ("triangular"): on straight lines from begin to peak in `steps` steps, back to begin
     // in `down_steps` steps, and so on. The momentum does not cycle.
     IDIST_SCHEDULE_CYCLIC = 8,
-    // CyclicLR ("triangular2"): every cycle is half as high as the one before.
+    // CyclicLR ("triangular2"): as CYCLIC, but each cycle is half as high as the cycle before.
     IDIST_SCHEDULE_CYCLIC_HALVED = 9,
-    // CyclicLR ("exp_range"): the height above begin is multiplied by factor^step.
+    // CyclicLR ("exp_range"): as CYCLIC, but the height above begin is multiplied by factor^step.
     IDIST_SCHEDULE_CYCLIC_EXPONENTIAL = 10
 } idist_schedule_kind;
 
-// A schedule. All zero is valid: the constant 0. A schedule uses the fields that its kind names.
+// A schedule. All zero is valid: the constant 0. Every kind uses begin and the warm-up. The
+// comments at the kinds and at the fields say which other fields a kind uses.
 typedef struct idist_schedule {
     double begin, end;
     double peak;           // of one cycle and of the cyclic kinds
@@ -768,14 +771,15 @@ typedef struct idist_schedule {
     int milestone_count;        // of the array `milestones`, which is yours; may be 0
     // Of one cycle: straight lines instead of half cosines (anneal_strategy "linear").
     bool linear;
-    // Of one cycle: after the peak, back to begin as fast as up, and then to end. The rise is at
-    // most 0.5.
+    // Of one cycle: three phases. The rate goes up to peak, back to begin in as many steps, and
+    // then to end. `rise` is at most 0.5.
     bool three_phase;
 } idist_schedule;
 
-// Returns the value at a step; the first step is step 0. The relative error is at most 1e-12,
-// unless terms of the formula almost cancel each other. In that case the error is at most 1e-12 of
-// the larger term. The time of a call does not depend on `step`. Returns NaN in these cases:
+// Returns the value at a step; the first step is step 0. The error is at most 1e-12 of the largest
+// value in the formula if the values are normal numbers, power is at most 10,000, and steps is at
+// most 2^53. A call takes microseconds, however large `step` is; with milestones, its time grows
+// with their number. Returns NaN in these cases:
 //
 //   - The schedule is NULL, or its kind is invalid.
 //   - The kind uses `steps`, which is 0.
@@ -785,44 +789,45 @@ typedef struct idist_schedule {
 //     finite.
 IDIST_API double idist_schedule_value(const idist_schedule *schedule, uint64_t step);
 
-// Returns the value at a step of n schedules, one after the other (SequentialLR). Schedule i begins
-// at step milestones[i - 1], which is step 0 of schedule i. There are n - 1 milestones, and each is
-// above the one before. Every schedule has its own `begin`. (In torch, the schedulers share the
-// initial rate of the optimizer, which OneCycleLR and CyclicLR change for the others.) Returns NaN
-// if n is below 1, a pointer is NULL, the milestones do not increase, or idist_schedule_value
-// rejects a schedule.
+// Returns the value at a step of n schedules, one after the other (SequentialLR). Schedule 0 begins
+// at step 0. Schedule i begins at step milestones[i - 1], which is its own step 0. There are n - 1
+// milestones, and each is above the one before. Every schedule has its own `begin`. (In torch, the
+// schedulers share the initial rate of the optimizer, which OneCycleLR and CyclicLR change for the
+// others.) Returns NaN if n is below 1, a pointer is NULL (milestones may be NULL if n is 1), the
+// milestones do not increase, or idist_schedule_value rejects a schedule.
 IDIST_API double idist_schedule_sequence(const idist_schedule *schedules,
                                          const uint64_t *milestones, int n, uint64_t step);
 
-// A rate that falls when a metric stops improving (ReduceLROnPlateau). All zero except value is
-// valid. The struct contains no pointers, so it can be part of the info of a checkpoint. The
+// A rate that falls when a metric stops improving (ReduceLROnPlateau). Every field except value may
+// be 0. The struct contains no pointers, so it can be part of the info of a checkpoint. The
 // program sets the fields up to high_is_best, and the updates change value and the remaining
 // fields.
 typedef struct idist_plateau {
     double value;     // the rate: set the first rate, and read the rate after every update
     double factor;    // of each decrease, above 0 and below 1; 0 means 0.1
     double min_value; // no decrease ends below this rate
-    double eps;       // a decrease by eps or less is left out; 0 means 1e-8, < 0 means 0
+    double eps;       // a decrease by eps or less is not made; 0 means 1e-8, < 0 means 0
     // By how much a metric must be better than the best metric: a fraction of the best metric, or a
     // difference if `absolute` is set. 0 means 1e-4, < 0 means 0. A fraction must be below 1 unless
-    // high_is_best is set. If the best metric is negative, a fraction admits slightly worse
-    // metrics, as in torch. Set `absolute` for such metrics.
+    // high_is_best is set. If the best metric is negative, metrics that are worse by up to that
+    // fraction count as better, as in torch. Set `absolute` for such metrics.
     double threshold;
     int patience;      // bad updates in a row that leave the rate; 0 means 10, < 0 means 0
-    int cooldown;      // updates after a decrease that do not count as bad
+    int cooldown;      // updates that do not count as bad after a decrease, even one within eps
     bool absolute;     // threshold_mode "abs"
     bool high_is_best; // mode "max": higher metrics are better, as for an accuracy
     bool begun;        // true after the first update
-    double best;       // the best metric, or infinitely bad before there is one
+    double best;       // the best metric so far; infinitely bad if all metrics were NaN
     int bad_count;     // bad updates in a row until now
     int cooldown_left; // updates until the end of the cooldown
 } idist_plateau;
 
 // Adds a metric, usually once per epoch, and lowers the rate if more than `patience` updates in a
-// row were bad. An update is bad if the metric is not better than the best metric, or is NaN.
+// row were bad. An update is bad if the metric is NaN, or is not better than the best metric by
+// more than the threshold. No update is bad during the cooldown.
 // Local: the rates of all ranks stay equal if all ranks pass equal metrics, such as the result of
-// idist_mean_compute. Returns IDIST_ERR_ARG, and changes nothing, if plateau is NULL or a field is
-// out of its range or not finite.
+// idist_mean_compute. Returns IDIST_ERR_ARG, and changes nothing, if plateau is NULL or a field
+// that the program sets is out of its range or not finite.
 IDIST_API idist_status idist_plateau_update(idist_plateau *plateau, double metric);
 
 //------------------------------------------------------------------------------
@@ -832,6 +837,8 @@ IDIST_API idist_status idist_plateau_update(idist_plateau *plateau, double metri
 // rank saw, and a compute function gives the value over all ranks of opts->group. The compute
 // function reduces a copy, so it may be called at any time and repeatedly. It is collective and
 // gives the same result on all ranks. A rank that does not want the result passes NULL for value.
+// The scores of a confusion matrix are local. idist_epoch_metric and idist_roc_auc take arrays
+// instead of a struct.
 //------------------------------------------------------------------------------
 
 // Accuracy: the fraction of samples whose highest score is the score of their label.
@@ -904,13 +911,14 @@ IDIST_API idist_status idist_confusion_compute(const idist_confusion *m, uint64_
 typedef enum idist_average {
     IDIST_AVERAGE_MACRO = 0,    // the mean over all classes, including classes that never occur
     IDIST_AVERAGE_MICRO = 1,    // the score of the counts summed over all classes
-    IDIST_AVERAGE_WEIGHTED = 2, // the mean over the classes, weighted by the labels of each class
+    IDIST_AVERAGE_WEIGHTED = 2, // the mean over the classes, weighted by the samples of each class
     IDIST_AVERAGE_NONE = 3      // no average: one number per class
 } idist_average;
 // Compute scores of a confusion matrix. Local. `cells` are the classes * classes counts that
 // idist_confusion_compute gave. `values` gets `classes` numbers with IDIST_AVERAGE_NONE, and
-// otherwise one number. A class is scored by three counts: its labels, its predictions, and its
-// correct predictions. A score of 0 / 0 is 0, as in Ignite; so is an average of no samples.
+// otherwise one number. The score of a class is computed from three counts: the samples with this
+// label, the samples for which the class was predicted, and the samples for which both hold. A
+// score of 0 / 0 is 0, as in Ignite. If there are no samples, every average is 0.
 //
 //     idist_precision   correct / predictions
 //     idist_recall      correct / labels
@@ -921,9 +929,9 @@ typedef enum idist_average {
 //                       IDIST_AVERAGE_MACRO gives the mean IoU
 //
 // A binary classifier passes 2 classes and IDIST_AVERAGE_NONE; its precision is values[1]. A
-// multi-label classifier keeps a confusion of 2 classes per label; the precision of a label is
-// values[1] of its confusion. The micro average over the labels is values[1] of the sum of their
-// cells.
+// multi-label classifier keeps one confusion of 2 classes (absent, present) for each label, and
+// values[1] of a confusion is the score of that label. For the micro average, add the cells of all
+// confusions element by element, and take values[1] of the result.
 //
 // Return IDIST_ERR_ARG, and write no value, if a pointer is NULL, classes is below 1, beta is
 // negative or NaN, or average is not one of the above.
@@ -952,10 +960,11 @@ IDIST_API idist_status idist_epoch_metric(const void *rows, size_t n, size_t row
 // the samples of all ranks have the same label, or if there are no samples.
 //
 // Collective. Rank 0 of the group gets 8 bytes per sample of all ranks, sorts the samples and
-// computes the value, which goes to all ranks. It counts pairs in integers, which are exact for any
-// number of samples. A rank that does not want the result passes NULL for value.
+// computes the value, which goes to all ranks. Rank 0 counts the pairs exactly; only the last
+// divisions round. A rank that does not want the result passes NULL for value.
 //
-// All ranks get the error of the first rank that failed. On the other ranks, the text names it.
+// All ranks get the error of the first rank that failed. On the other ranks, the error text also
+// gives the number of that rank. (Wrong opts fail only on their own rank.)
 // IDIST_ERR_ARG: a label is neither 0 nor 1, a score is NaN, or a pointer is NULL.
 // IDIST_ERR_NO_MEMORY: out of memory.
 IDIST_API idist_status idist_roc_auc(const float *scores, const int *labels, size_t n,

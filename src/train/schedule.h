@@ -59,8 +59,8 @@ static double idist__schedule_scaled(double value, double x, double exponent) {
 }
 
 // Returns the value at `left` on half a cosine: `to` at left = 0 and `from` at left = 1, exact at
-// both ends. Computes (1 - cos(pi * left)) / 2 as the square of a sine, which keeps all its digits
-// near 0.
+// both ends. Computes (1 - cos(pi * left)) / 2 as the square of a sine, which keeps all digits
+// near `to`.
 static double idist__schedule_cosine(double from, double to, double left) {
     double x = left * idist__schedule_half_pi, sine = 1;
     int k;

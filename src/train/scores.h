@@ -20,6 +20,7 @@ typedef struct idist__scores_terms {
     double correct;   // samples for which the class was predicted correctly
 } idist__scores_terms;
 
+// Returns the counts of a class.
 static idist__scores_terms idist__scores_count(const uint64_t *cells, int classes, int which) {
     const uint64_t *row = cells + (size_t)which * (size_t)classes, *column = cells + which;
     idist__scores_terms counts;
@@ -48,6 +49,7 @@ static double idist__scores_divide(const idist__scores_terms *counts,
     return counts->correct / whole;
 }
 
+// Computes the scores of all classes, whose denominators have the given factors, and averages them.
 static idist_status idist__scores_compute(const char *name, const uint64_t *cells, int classes,
                                           const idist__scores_terms *factors, idist_average average,
                                           double *values) {
@@ -95,7 +97,8 @@ idist_status idist_f_beta(const uint64_t *cells, int classes, double beta, idist
                           double *values) {
     char text[IDIST__NUMBER_NBYTES];
     idist__scores_terms factors = {0, 0, 0};
-    // The square of a beta above 1 could be infinite. The square of its reciprocal becomes 0.
+    // The square of a large beta could be infinite, so for a beta above 1 this function uses the
+    // square of 1 / beta.
     double inverse = beta > 1 ? 1 / beta : 1, square = beta > 1 ? 1 : beta * beta;
 
     if (!(beta >= 0))

@@ -142,7 +142,7 @@ def check_cells():
        'an error has the number of its rank; what was printed before is there', failure)
     ok('rank 1 loads its samples\n' in crash and
        'rank 1 was killed by signal 11 (Segmentation fault)' in crash and
-       'signal 11 (Segmentation fault)' in TEXT, 'so does a crash', crash)
+       'signal 11 (Segmentation fault)' in TEXT, 'a crash has the number of its rank', crash)
     ok(holds(lambda: not processes()), 'no process is left', processes())
 
 

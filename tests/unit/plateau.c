@@ -178,7 +178,7 @@ static void bad_fields(void) {
     const double infinity = 1e308 * 10, nan = infinity - infinity;
     const double bad_factors[4] = {-0.1, 1, nan, infinity};
     const double bad_values[3] = {-1, nan, infinity};
-    const double not_finite[2] = {nan, infinity};
+    const double not_finite[3] = {nan, infinity, -infinity};
     idist_plateau p, good;
 
     memset(&good, 0, sizeof good);
@@ -196,16 +196,16 @@ static void bad_fields(void) {
         p.value = bad_values[i];
         refused(&p, "value must be finite and not negative");
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         p = good;
         p.min_value = not_finite[i];
         refused(&p, "min_value must be finite");
         p = good;
         p.eps = not_finite[i];
-        refused(&p, "eps must be finite");
+        refused(&p, "eps and threshold must be finite");
         p = good;
         p.threshold = not_finite[i];
-        refused(&p, "threshold must be finite");
+        refused(&p, "eps and threshold must be finite");
     }
 
     p = good;
