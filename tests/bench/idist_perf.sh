@@ -31,17 +31,17 @@ done
 ok_run 0 "buffers from idist_alloc" 60 "$PERF" -n 2 -e 1K -m idist -i 2
 ok_run 0 "-a, the same" 60 "$PERF" -n 2 -e 1K -a -i 2
 for op in all_reduce broadcast all_gather reduce_scatter all_to_all barrier sendrecv; do
-    ok_run 0 "by the rule of the peers: $op" 60 "$PERF" -op $op -n 3 -s 4,16,64K -l 50
+    ok_run 0 "by the rule of the peers: $op" 60 "$PERF" -op $op -n 3 -s 4,16,64K -l 20
     ok $(($(grep -cE "^$op,(barrier|b2b),3,[0-9]+,[0-9.]+,[0-9.]+\$" "$WORK/log") < 2)) \
         "by their rule: $op has lines"
 done
-ok_run 0 "by the rule of the peers: buffers from idist_alloc" 60 "$PERF" -n 2 -s 64K -x b2b -a -l 50
+ok_run 0 "by the rule of the peers: buffers from idist_alloc" 60 "$PERF" -n 2 -s 64K -x b2b -a -l 20
 # Windows of messages. 20 B is not a multiple of a cache line, and messages of 5M share buffers.
 windows_run() { # NAME OPS RANKS SIZES COMMAND...
     local name=$1 ops=$2 n=$3 sizes=$4 op lines
     shift 4
     for op in $ops; do
-        ok_run 0 "$name: $op, $n ranks" 60 "$@" -op "$op" -s "$sizes" -l 50
+        ok_run 0 "$name: $op, $n ranks" 60 "$@" -op "$op" -s "$sizes" -l 20
         lines=$(grep -cE "^$op,(barrier|b2b),$n,[0-9]+,[0-9.]+,[0-9.]+\$" "$WORK/log")
         ok $((lines != 2 * $(tr , '\n' <<<"$sizes" | wc -l))) \
             "$name: $op, $n ranks: a line for each size and mode" || diag <"$WORK/log"
@@ -70,7 +70,7 @@ for mpi in openmpi mpich; do
     fi
 done
 
-ok_run 0 "by the rule of the peers: start" 60 "$PERF" -n 4 -x start -l 50
+ok_run 0 "by the rule of the peers: start" 60 "$PERF" -n 4 -x start -l 20
 ok_run 0 "a world of 1" 60 "$PERF" -n 1 -e 1K -i 2
 run_ranks 2 60 "$PERF" -e 1K -i 2
 ok $? "ranks started by hand" || cat "$WORK"/rank.? | diag

@@ -27,11 +27,11 @@ gcc c fast -fsanitize=address,undefined -fno-sanitize-recover=all
 gcc c fast -fsanitize=thread
 gcc c fast -ffunction-sections -fdata-sections -Wl,--gc-sections
 gcc c fast -static
-clang c -Os
 g++ cpp fast -std=c++11 -fno-exceptions -fno-rtti
 clang++ cpp fast -std=c++20 -fno-exceptions -fno-rtti"
 [ "${IDIST_TEST_FULL:-0}" != 1 ] || plan="$plan
 gcc c -O1 -fstack-protector-strong -D_FORTIFY_SOURCE=2 -fPIE -pie -Wl,-z,relro,-z,now
+clang c -Os
 clang c -O2 -flto"
 
 flags_of() { # FLAGS: prints the flags, one per line

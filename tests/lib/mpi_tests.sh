@@ -1,7 +1,7 @@
 # mpi_tests.sh LIBRARY - runs the distributed tests and the examples over one MPI, started by its
 # own mpirun
 #
-# Open MPI 4 and MPICH 4 run every test, with half of the cases of the grid. The other libraries
+# Open MPI 4 and MPICH 4 run every test, with one case in six of the grid. The other libraries
 # run, with 3 ranks, the tests that depend on how a library waits, matches, and ends.
 # IDIST_TEST_FULL=1 makes all libraries run all tests. TESTS and RANKS select the tests and the
 # numbers of ranks.
@@ -60,7 +60,7 @@ case ${IDIST_TEST_FULL:-0}-$LIBRARY in
     whole=0 most=3
     TESTS=${TESTS:-"all_reduce ops dtypes p2p cancel requests stress mismatch late abort"} ;;
 esac
-[ "${IDIST_TEST_FULL:-0}" = 1 ] || export IDIST_TEST_THIN=${IDIST_TEST_THIN:-4}
+[ "${IDIST_TEST_FULL:-0}" = 1 ] || export IDIST_TEST_THIN=${IDIST_TEST_THIN:-6}
 RANKS=${RANKS:-$most}
 [ -n "${ONLY_LIFE:-}" ] && TESTS=
 
