@@ -433,6 +433,27 @@ static void accumulate(idist_group *world, int rank, int n, void *arg) {
     free(m);
 }
 
+// A full bucket is launched while the backward pass goes on.
+static void overlap(idist_group *world, int rank, int n, void *arg) {
+    const setting *s = (const setting *)arg;
+    model *m = (model *)malloc(sizeof *m);
+    idist_tensor grads[PARAMS];
+    idist_zero *zero = NULL;
+    (void)n;
+
+    TAP_REQUIRE(m != NULL);
+    begin(m, s, rank);
+    if (!create(world, rank, s, m, &zero)) return;
+    grads_of(zero, s, grads);
+    backward(grads, s, 0, rank);
+    for (int p = PARAMS; p-- > 1;) rank_ok(rank, idist_zero_ready(zero, p));
+    rank_check(zero->ddp->launched_count > 0, "rank %d: %d of %d buckets are launched", rank,
+               zero->ddp->launched_count, idist_ddp_buckets(zero->ddp));
+    rank_ok(rank, idist_zero_wait(zero));
+    idist_zero_free(&zero);
+    free(m);
+}
+
 //------------------------------------------------------------------------------
 // the state, for checkpoints
 //------------------------------------------------------------------------------
@@ -911,6 +932,7 @@ int main(void) {
         ranks_case(sizes[i], NULL, clipping, &s, "clipped, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, overflow, &s, "an overflow, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, overflow, &half, "an overflow of F16, %d ranks", sizes[i]);
+        ranks_case(sizes[i], NULL, overlap, &s, "during the backward pass, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, accumulate, &s, "two passes, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, bad_descs, NULL, "bad descs, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, bad_states, NULL, "bad states, %d ranks", sizes[i]);
