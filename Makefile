@@ -53,6 +53,8 @@ ALONE_SRC := tests/dist/demand.c tests/dist/many.c tests/unit/store.c \
 ALONE_SCRIPTS := tests/launch/mpi.sh
 # MPI's ranks spin, so these tests run only beside each other, three at a time.
 SPINNING_SCRIPTS := $(wildcard tests/mpi/*.sh)
+# These scripts only compile. In CI they use the processor time that the tests over MPI leave.
+COMPILER_SCRIPTS := tests/compile/optimizer.sh tests/compile/pointers.sh
 # These tests sleep most of the time and hold the library to no short limit, so they run beside the
 # other tests. The longest come first.
 WAITING_SRC := $(addprefix tests/fault/,init_kill.c stop.c waits.c no_memory.c reach.c)
@@ -168,34 +170,38 @@ test-all: need-prove
 	@+$(MAKE) --no-print-directory $(PARALLEL) programs tested-examples who
 	@+$(MAKE) --no-print-directory check-programs SCRIPTS='$(TEST_SCRIPTS)'
 
-# The tests that may share the machine run first, then the tests over MPI, then the tests that run
-# alone. PHASES chooses among these three phases. The tests that mostly wait run beside the shared
-# tests, and their output is shown last. The status is passed through a file, because the status of
-# a pipe is tee's.
-PHASES ?= shared spinning alone
+# The tests that may share the machine run first, then scripts that only compile, then the tests
+# over MPI, then the tests that run alone. PHASES chooses among these four phases. The tests that
+# mostly wait run beside the shared tests, and their output is shown last. The status is passed
+# through a file, because the status of a pipe is tee's.
+PHASES ?= shared compilers spinning alone
 TEST_LOG = $(BUILD)/test$(if $(filter 1,$(words $(PHASES))),-$(PHASES)).log
+TEST_STATUS = $(TEST_LOG:.log=.status)
 CHECKED_ALONE = $(ALONE_SRC:%.c=$(BUILD)/%) $(filter $(ALONE_SCRIPTS),$(SCRIPTS))
 CHECKED_SPINNING = $(filter $(SPINNING_SCRIPTS),$(SCRIPTS))
 CHECKED_WAITING = $(filter $(WAITING_SCRIPTS),$(SCRIPTS)) $(WAITING_SRC:%.c=$(BUILD)/%)
-CHECKED_SHARED = $(filter-out $(CHECKED_ALONE) $(CHECKED_SPINNING) $(CHECKED_WAITING),\
-    $(SCRIPTS) $(TEST_PROGRAMS))
+CHECKED_COMPILERS = $(filter $(COMPILER_SCRIPTS),$(SCRIPTS))
+CHECKED_SHARED = $(filter-out $(CHECKED_ALONE) $(CHECKED_SPINNING) $(CHECKED_COMPILERS) \
+    $(CHECKED_WAITING),$(SCRIPTS) $(TEST_PROGRAMS))
 RUN_SHARED = $(PROVE) -j3 $(CHECKED_WAITING) >$(BUILD)/waiting.log 2>&1 & waiting=$$!; \
     $(PROVE) -j$(TEST_JOBS) $(CHECKED_SHARED) || status=1; \
     wait $$waiting || status=1; cat $(BUILD)/waiting.log;
+RUN_COMPILERS = $(if $(CHECKED_COMPILERS),$(PROVE) $(CHECKED_COMPILERS) || status=1;)
 RUN_SPINNING = $(if $(CHECKED_SPINNING),$(PROVE) -j3 $(CHECKED_SPINNING) || status=1;)
 check-programs: export IDIST_LOG ?= error
 check-programs:
-	@rm -f $(BUILD)/report.* $(BUILD)/status
+	@rm -f $(BUILD)/report.* $(TEST_STATUS)
 	@{ status=0; \
 	    $(if $(filter shared,$(PHASES)),$(RUN_SHARED)) \
+	    $(if $(filter compilers,$(PHASES)),$(RUN_COMPILERS)) \
 	    $(if $(filter spinning,$(PHASES)),$(RUN_SPINNING)) \
 	    $(if $(filter alone,$(PHASES)),$(PROVE) $(CHECKED_ALONE) || status=1;) \
-	    echo $$status >$(BUILD)/status; } 2>&1 | tee $(TEST_LOG)
+	    echo $$status >$(TEST_STATUS); } 2>&1 | tee $(TEST_LOG)
 	@if ls $(BUILD)/report.* >/dev/null 2>&1; then \
 	    cat $(BUILD)/report.*; echo "Sanitizer reports: see above"; exit 1; fi
 	@echo "Skipped: $$(grep -ciE '# *skip' $(TEST_LOG)) subtests," \
 	    "$$(grep -ciE '\.\. *skipped' $(TEST_LOG)) whole tests (reasons above; a skip is not a pass)"
-	@exit $$(cat $(BUILD)/status || echo 1)
+	@exit $$(cat $(TEST_STATUS) || echo 1)
 
 need-prove:
 	@command -v prove >/dev/null || \

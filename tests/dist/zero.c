@@ -661,18 +661,6 @@ static void bad_descs(idist_group *world, int rank, int n, void *arg) {
         rank_is(rank, idist_zero_create(&desc, &zero), IDIST_ERR_MISMATCH);
         says(rank, "states");
     }
-    idist_tensor two[2] = {{x, 2, IDIST_F32}, {last ? x + 1 : x + 2, 2, IDIST_F32}};
-    desc = good;
-    desc.params = two;
-    desc.grads = NULL;
-    desc.n = 2;
-    rank_is(rank, idist_zero_create(&desc, &zero), IDIST_ERR_ARG);
-    says(rank, "parameters 0 and 1 overlap in memory");
-    desc = good;
-    grad.data = last ? x + 3 : y;
-    rank_is(rank, idist_zero_create(&desc, &zero), IDIST_ERR_ARG);
-    says(rank, "parameter 0 and gradient 0 overlap in memory");
-    grad.data = y;
     rank_is(rank, idist_zero_create(NULL, &zero), IDIST_ERR_ARG);
     rank_is(rank, idist_zero_create(&good, NULL), IDIST_ERR_ARG);
     rank_is(rank, idist_zero_ready(NULL, 0), IDIST_ERR_ARG);
@@ -686,6 +674,28 @@ static void bad_descs(idist_group *world, int rank, int n, void *arg) {
                    !idist_zero_state_count(NULL),
                "rank %d: NULL has a shard", rank);
     rank_ok(rank, idist_barrier(&o)); // the group is usable
+}
+
+// Tensors of the last rank overlap in memory.
+static void overlapping(idist_group *world, int rank, int n, void *arg) {
+    float x[4] = {1, 2, 3, 4}, y[4] = {0};
+    bool last = rank == n - 1;
+    idist_tensor two[2] = {{x, 2, IDIST_F32}, {last ? x + 1 : x + 2, 2, IDIST_F32}};
+    idist_tensor param = {x, 4, IDIST_F32}, grad = {last ? x + 3 : y, 4, IDIST_F32};
+    idist_zero_desc desc = {0};
+    idist_zero *zero = NULL;
+    (void)arg;
+
+    desc.params = two;
+    desc.n = 2;
+    desc.group = world;
+    rank_is(rank, idist_zero_create(&desc, &zero), IDIST_ERR_ARG);
+    says(rank, "parameters 0 and 1 overlap in memory");
+    desc.params = &param;
+    desc.grads = &grad;
+    desc.n = 1;
+    rank_is(rank, idist_zero_create(&desc, &zero), IDIST_ERR_ARG);
+    says(rank, "parameter 0 and gradient 0 overlap in memory");
 }
 
 static void bad_states(idist_group *world, int rank, int n, void *arg) {
@@ -935,6 +945,7 @@ int main(void) {
         ranks_case(sizes[i], NULL, overlap, &s, "during the backward pass, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, accumulate, &s, "two passes, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, bad_descs, NULL, "bad descs, %d ranks", sizes[i]);
+        ranks_case(sizes[i], NULL, overlapping, NULL, "overlaps, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, bad_states, NULL, "bad states, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, masters_count, NULL, "master weights, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, mixed_state, NULL, "two dtypes, %d ranks", sizes[i]);
