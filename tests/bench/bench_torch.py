@@ -2,7 +2,7 @@
 """bench_torch.py - times the backend idist of examples/apps/torch beside gloo, on 2 ranks
 
 Run it with a Python that has torch; see tests/train/torch.sh. Each size is timed in turn over idist
-and over gloo. Prints the median and the fastest time of a call on rank 0, as a table.
+and over gloo. Prints the median and the fastest round on rank 0, as a table.
 """
 
 import os
@@ -19,18 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_ranks
 
 SIZES = [4, 256, 4096, 65536, 1 << 20, 8 << 20, 64 << 20]
-ROUNDS = 5
+ROUNDS = 11
 
 
 def seconds(call, group, repetitions):
-    """Returns the times of a call, each after a barrier."""
-    times = []
+    """Returns the time of a call, averaged over calls that follow each other."""
+    dist.barrier(group)
+    start = time.perf_counter()
     for _ in range(repetitions):
-        dist.barrier(group)
-        start = time.perf_counter()
         call()
-        times.append(time.perf_counter() - start)
-    return times
+    return (time.perf_counter() - start) / repetitions
 
 
 def summary(times):
@@ -44,7 +42,7 @@ def compare(rank, what, calls, groups, repetitions):
     for _ in range(ROUNDS):
         for name, group in groups.items():
             calls[name]()  # not timed
-            times[name] += seconds(calls[name], group, repetitions)
+            times[name].append(seconds(calls[name], group, repetitions))
     if rank == 0:
         print(f"| {what} | {summary(times['idist'])} | {summary(times['gloo'])} |", flush=True)
 
@@ -61,7 +59,7 @@ def all_reduces(rank, groups, async_op):
             for name, group in groups.items()
         }
         what = "asynchronous all_reduce" if async_op else "all_reduce"
-        compare(rank, f"{what}, {nbytes} B", calls, groups, 4 if nbytes > 1 << 20 else 40)
+        compare(rank, f"{what}, {nbytes} B", calls, groups, 3 if nbytes > 1 << 20 else 50)
 
 
 def ddp_steps(rank, groups):
@@ -73,7 +71,7 @@ def ddp_steps(rank, groups):
             layers = [torch.nn.Linear(width, width, bias=False) for _ in range(4)]
             model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
             calls[name] = lambda model=model: model(x).sum().backward()
-        compare(rank, f"DDP step, {megabytes} MB of gradients", calls, groups, 3)
+        compare(rank, f"DDP step, {megabytes} MB of gradients", calls, groups, 2)
 
 
 def bench(rank, size, folder):

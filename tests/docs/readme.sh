@@ -99,7 +99,8 @@ check_names() { # PAGE
         word="\\b($name|X\(${name#IDIST_})"
         [ "${name%_}" = "$name" ] && word="$word\\b" # otherwise a prefix of several names
         grep -qE "$word" idist*.h idist.hpp CMakeLists.txt tests/README.md ||
-            compgen -G "*/$name*" >/dev/null || echo "$name"
+            compgen -G "*/$name*" >/dev/null || compgen -G "examples/apps/*/$name*" >/dev/null ||
+            echo "$name"
     done >"$WORK/unknown"
     ok "$(wc -l <"$WORK/unknown")" "every name of idist in $1 exists" || diag <"$WORK/unknown"
 }

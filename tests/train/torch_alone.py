@@ -119,6 +119,10 @@ def threads(rank, size):
     receiver.start()
     for _ in range(20):
         dist.all_reduce(torch.ones(100))
+    y = torch.zeros(1)
+    received = dist.irecv(y, (rank - 1) % size, tag=8)
+    dist.send(torch.ones(1), (rank + 1) % size, tag=8)
+    received.wait()
     dist.send(torch.tensor([float(rank)]), (rank + 1) % size, tag=9)
     receiver.join()
     assert x.item() == (rank - 1) % size

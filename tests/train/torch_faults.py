@@ -154,18 +154,34 @@ def absent(rank, size, folder):
 
 
 def not_destroyed(rank, size, folder):
-    """The process ends while calls are in the queue, without destroy_process_group."""
-    torch_ranks.init(folder / "store", rank, size)
-    dist.barrier()
-    if rank == 0:
-        for _ in range(3):
-            dist.all_reduce(torch.ones(10), async_op=True)
-        dist.irecv(torch.ones(1), 1)
-        time.sleep(0.1)
-        dist.distributed_c10d._update_default_pg(None)
-        dist.distributed_c10d._world.pg_map.clear()
-        dist.distributed_c10d._world.pg_names.clear()
-        dist.distributed_c10d._world.pg_group_ranks.clear()
+    """A process group ends while calls are under way, without destroy_process_group."""
+    store = dist.FileStore(str(folder / "store"), size)
+    backend = torch_ranks.idist_torch.open_world(store, rank, size, torch_ranks.TIMEOUT)
+    if rank == 1:  # does not make the calls, and lives until rank 0 has left the group
+        wait_for(folder / "left")
+        return
+    for _ in range(3):
+        backend.allreduce([torch.ones(10)], dist.AllreduceOptions())
+    backend.recv([torch.ones(1)], 1, 0)
+    wait_for_threads(lambda n: n > 1)
+    del backend
+    wait_for_threads(lambda n: n == 1)
+    (folder / "left").touch()
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path.name}"
+        time.sleep(0.01)
+
+
+def wait_for_threads(enough):
+    """Waits until this process has so many threads."""
+    deadline = time.monotonic() + 10
+    while not enough(len(os.listdir("/proc/self/task"))):
+        assert time.monotonic() < deadline, os.listdir("/proc/self/task")
+        time.sleep(0.01)
 
 
 def usage():

@@ -4,16 +4,16 @@
 //
 //     dist.all_reduce(tensor)       torch checks the arguments and finds the process group
 //     Backend::allreduce            checks the tensors and adds a function to the queue
-//     Queue                         runs the function, in this thread or in the worker (queue.h)
-//     idist_all_reduce              on the tensor itself, or on a contiguous copy (tensors.h)
+//     Queue                         runs the function, in this thread or in the worker (queue.hpp)
+//     idist_all_reduce              on the tensor itself, or on a contiguous copy (tensors.hpp)
 //
-// Sends and receives skip the queue (message.h). world.h shows how the ranks meet.
-#include "errors.h"
+// Sends and receives skip the queue (message.hpp). world.hpp shows how the ranks meet.
+#include "errors.hpp"
 #include "idist.h"
-#include "message.h"
-#include "queue.h"
-#include "tensors.h"
-#include "world.h"
+#include "message.hpp"
+#include "queue.hpp"
+#include "tensors.hpp"
+#include "world.hpp"
 
 #include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>

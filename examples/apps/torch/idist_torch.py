@@ -28,7 +28,7 @@ import torch.distributed as dist
 NAME = "idist_c10d"
 FOLDER = pathlib.Path(__file__).resolve().parent
 SOURCES = ["backend.cpp", "implementation.cpp"]
-HEADERS = ["errors.h", "message.h", "queue.h", "tensors.h", "world.h"]
+HEADERS = ["errors.hpp", "message.hpp", "queue.hpp", "tensors.hpp", "world.hpp"]
 
 
 def _headers_of_idist():
@@ -107,9 +107,12 @@ def _create(options, _backend_options):
         group = _extension.open_group(parent, ranks, options.group_id, options.timeout)
         if group is not None:
             return group
-    return _extension.open(
-        options.store, options.group_rank, options.group_size, options.timeout
-    )
+    return open_world(options.store, options.group_rank, options.group_size, options.timeout)
+
+
+def open_world(store, rank, size, timeout):
+    """Makes a backend by itself, without a process group. The ranks meet at the store."""
+    return _extension.open(store, rank, size, timeout)
 
 
 _extension = _load()

@@ -1,4 +1,4 @@
-// world.h - worlds and groups of idist, opened through a store of torch
+// world.hpp - worlds and groups of idist, opened through a store of torch
 //
 // The default process group is a world of idist. Process groups that are made from it are groups of
 // that world: they need no rendezvous and no sockets of their own, and error texts name the ranks
@@ -12,10 +12,10 @@
 // Only rank 0 is a server, on a local socket if all ranks share a host. Several rendezvous may
 // follow each other at one store, as after destroy_process_group. The store counts them: each rank
 // adds 1 to a key of its own, and the number that it gets is part of all other keys.
-#ifndef EXAMPLES_TORCH_WORLD_H
-#define EXAMPLES_TORCH_WORLD_H
+#ifndef EXAMPLES_TORCH_WORLD_HPP
+#define EXAMPLES_TORCH_WORLD_HPP
 
-#include "errors.h"
+#include "errors.hpp"
 #include "idist.h"
 
 #include <c10/util/Exception.h>
@@ -260,4 +260,4 @@ class Group {
 
 } // namespace idist_torch
 
-#endif // EXAMPLES_TORCH_WORLD_H
+#endif // EXAMPLES_TORCH_WORLD_HPP

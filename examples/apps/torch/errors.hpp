@@ -1,6 +1,6 @@
-// errors.h - turns a status of idist into an exception of torch
-#ifndef EXAMPLES_TORCH_ERRORS_H
-#define EXAMPLES_TORCH_ERRORS_H
+// errors.hpp - turns a status of idist into an exception of torch
+#ifndef EXAMPLES_TORCH_ERRORS_HPP
+#define EXAMPLES_TORCH_ERRORS_HPP
 
 #include "idist.h"
 
@@ -14,7 +14,9 @@ namespace idist_torch {
 // ValueError, NotImplementedError, or torch.distributed.DistBackendError.
 inline void check(idist_status status) {
     if (status == IDIST_OK) return;
-    std::string text = std::string("idist: ") + idist_last_error();
+    // Programs look for the word timeout.
+    const char *prefix = status == IDIST_ERR_TIMEOUT ? "idist: timeout in " : "idist: ";
+    std::string text = std::string(prefix) + idist_last_error();
 
     switch (status) {
     case IDIST_ERR_ARG: C10_THROW_ERROR(ValueError, text);
@@ -25,4 +27,4 @@ inline void check(idist_status status) {
 
 } // namespace idist_torch
 
-#endif // EXAMPLES_TORCH_ERRORS_H
+#endif // EXAMPLES_TORCH_ERRORS_HPP

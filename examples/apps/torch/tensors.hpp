@@ -1,6 +1,6 @@
-// tensors.h - tensors of torch as buffers of idist
-#ifndef EXAMPLES_TORCH_TENSORS_H
-#define EXAMPLES_TORCH_TENSORS_H
+// tensors.hpp - tensors of torch as buffers of idist
+#ifndef EXAMPLES_TORCH_TENSORS_HPP
+#define EXAMPLES_TORCH_TENSORS_HPP
 
 #include "idist.h"
 
@@ -218,4 +218,4 @@ inline Reduction reduction_of(const c10d::ReduceOp &op, at::ScalarType type) {
 
 } // namespace idist_torch
 
-#endif // EXAMPLES_TORCH_TENSORS_H
+#endif // EXAMPLES_TORCH_TENSORS_HPP

@@ -1,10 +1,10 @@
-// message.h - sends and receives, which start at once and do not wait for collectives
-#ifndef EXAMPLES_TORCH_MESSAGE_H
-#define EXAMPLES_TORCH_MESSAGE_H
+// message.hpp - sends and receives, which start at once and do not wait for collectives
+#ifndef EXAMPLES_TORCH_MESSAGE_HPP
+#define EXAMPLES_TORCH_MESSAGE_HPP
 
-#include "errors.h"
-#include "tensors.h"
-#include "world.h"
+#include "errors.hpp"
+#include "tensors.hpp"
+#include "world.hpp"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -150,4 +150,4 @@ class Messages {
 
 } // namespace idist_torch
 
-#endif // EXAMPLES_TORCH_MESSAGE_H
+#endif // EXAMPLES_TORCH_MESSAGE_HPP

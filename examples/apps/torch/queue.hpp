@@ -1,4 +1,4 @@
-// queue.h - runs the collectives of a process group in the order in which they were called
+// queue.hpp - runs the collectives of a process group in the order in which they were called
 //
 // idist requires that all ranks make the calls on a group in the same order. So the collectives
 // wait in a queue, and only one thread at a time takes one from it:
@@ -13,8 +13,8 @@
 // Then the callbacks of its future run. A callback may make calls on the group and wait for their
 // futures, as the hook for PowerSGD does. So when collectives are waiting and all workers are busy
 // with callbacks, another worker starts.
-#ifndef EXAMPLES_TORCH_QUEUE_H
-#define EXAMPLES_TORCH_QUEUE_H
+#ifndef EXAMPLES_TORCH_QUEUE_HPP
+#define EXAMPLES_TORCH_QUEUE_HPP
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -191,4 +191,4 @@ inline void Queue::run_up_to(const Collective *collective) {
 
 } // namespace idist_torch
 
-#endif // EXAMPLES_TORCH_QUEUE_H
+#endif // EXAMPLES_TORCH_QUEUE_HPP
